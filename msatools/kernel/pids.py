@@ -220,7 +220,6 @@ def changing_list(
     :param first: The node before *node*, if the walk starts within the list.
     :return: Iterator of (address, bytes) of each task.
     """
-    live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
     most = reader.once("tasks", lambda: _most_tasks(reader))
     trail = [head] if first is None else [head, first]
     visited = {*trail}
@@ -228,17 +227,29 @@ def changing_list(
     try:
         if node is None:
             (node,) = U64.unpack(reader.read(head, 8))
+        if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+            # There may be very many tasks, and nothing changes.
+            read, next_of = reader.read, U64.unpack_from
+            while node != head:
+                address = node - offset
+                if not node or address in seen or len(seen) > most:
+                    raise DamagedDataError("it leads nowhere", node)
+                data = read(address, size)
+                seen.add(address)
+                yield address, data
+                (node,) = next_of(data, offset)
+            return
         while node != head:
             address = node - offset
             new = address not in seen
             again += not new
             # The memory of a task that was visited may by now be that of a new one.
-            looping = not new and (not live or again > len(seen))
+            looping = not new and again > len(seen)
             if not node or looping or len(seen) > most:
                 raise DamagedDataError("it leads nowhere", node)
             data = reader.read(address, size)
             following, previous = LIST_HEAD.unpack_from(data, offset)
-            if live and previous not in visited:
+            if previous not in visited:
                 resumed += 1
                 losses.coverage["lists_resumed"] += 1
                 if resumed > _MAX_RESUMED:
@@ -250,9 +261,8 @@ def changing_list(
                     (node,) = U64.unpack(reader.read(head, 8))
                 continue
             seen.add(address)
-            if live:
-                trail.append(node)
-                visited.add(node)
+            trail.append(node)
+            visited.add(node)
             if new:
                 yield address, data
             node = following

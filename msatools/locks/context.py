@@ -8,7 +8,7 @@ all.
 
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import TypedDict, TypeVar, cast
 
 import drgn
@@ -27,7 +27,7 @@ from msatools.locks.struct_reader import Layout, OwnStack
 from msatools.program.linear import KERNEL_HALF
 from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import Throttles
-from msatools.tasks.syscalls import Syscalls, syscalls_of
+from msatools.tasks.syscalls import syscalls_of
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import KernelText
 from msatools.tasks.unwind import Rows, read_stacks
@@ -184,6 +184,7 @@ def signals_of(mask: int) -> tuple[int, ...]:
 # --- Reads the stacks and system calls of tasks in batches.
 
 
+_CLASSES = {known.value: known for known in TaskClass}
 _AT_ONCE = 256
 """Number of tasks whose stacks are in memory at a time."""
 
@@ -217,6 +218,12 @@ class OpenFile(Struct, frozen=True):
     place: Place
 
 
+@lru_cache(maxsize=4096)
+def _without_suffixes(names: tuple[str, ...]) -> frozenset[str]:
+    """Return the functions on a stack, which many tasks may share."""
+    return frozenset(name.partition(".")[0] for name in names)
+
+
 class BlockedTask(Struct):
     """A task with its stack and its system call."""
 
@@ -245,7 +252,7 @@ class BlockedTask(Struct):
 
     def is_in(self, *functions: str) -> bool:
         """Return whether any of some functions is on the stack, with any suffix."""
-        return any(name.partition(".")[0] in functions for name in self.names)
+        return not _without_suffixes(self.names).isdisjoint(functions)
 
     def innermost(self, without: tuple[str, ...]) -> str:
         """Return the innermost function whose name begins with none of some words."""
@@ -295,34 +302,37 @@ def _cases(
         now.stacks.index[rows].tolist(),
         calls.arguments.tolist(),
         calls.compat.tolist(),
+        calls.known.tolist(),
+        calls.number.tolist(),
         memory.base.tolist(),
+        memory.first.tolist(),
+        (memory.first + (memory.size // 8).astype(np.intp)).tolist(),
         strict=True,
     )
     cases = []
-    for position, column in enumerate(columns):
-        row, address, mm, task_class, index, arguments, compat, base = column
-        stack = OwnStack(context.layout, address, base, memory.stack(position))
-        call = _call(calls, position, now.waits[index].call)
+    # Whole columns become lists: a number of an array takes as long as a call.
+    for position in columns:
+        row, address, mm, task_class, index, arguments, *user, base, first, end = (
+            position
+        )
+        compat, known, number = user
+        words = memory.words[first:end]
         case = BlockedTask(
             row=row,
             address=address,
             mm=mm,
-            task_class=TaskClass(task_class),
+            task_class=_CLASSES[task_class],
             names=names[index],
-            call=call,
+            call=None,
             arguments=arguments,
-            plain=bool(calls.known[position]) and not compat,
-            stack=stack,
+            plain=known and not compat,
+            stack=OwnStack(context.layout, address, base, words),
         )
+        if known and number >= 0:
+            name = None if compat else calls.names.get(number)
+            case.call = name or now.waits[index].call
         cases.append(case)
     return cases
-
-
-def _call(calls: Syscalls, position: int, on_stack: str | None) -> str | None:
-    """Return the name of a system call, if its arguments are known."""
-    if not calls.known[position] or calls.number[position] < 0:
-        return None
-    return calls.name(position) or on_stack
 
 
 def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:

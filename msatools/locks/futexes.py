@@ -426,6 +426,8 @@ def waiters_of(
         if stack not in found:
             found[stack], _ = _own_futexes(context, case)
         waiters = found[stack]
+    if len(waiters) < 2:
+        return waiters, counts
     # Several waiters are in an array, so addresses are in the order of the call.
     return sorted(waiters, key=lambda waiter: waiter.address), counts
 

@@ -387,6 +387,18 @@ class ReportRows(TypedDict):
     has_all_io: bool | None
 
 
+class _WaitColumns(Struct, frozen=True):
+    """What rows of waits have of each task."""
+
+    tgid: list[int]
+    start_ns: list[int]
+    switches: list[int]
+    classes: list[int]
+    bounds: list[int]
+    stacks: list[int]
+    """Indices of the different stacks."""
+
+
 class ReportBuilder:
     """Makes the rows of a report from one snapshot."""
 
@@ -406,6 +418,8 @@ class ReportBuilder:
         self._stack_size = stack_size
         self._crowded = crowded
         self._ids = LockIds(snapshot, stack_size)
+        self._modules: dict[tuple[int, str | None], str | None] = {}
+        """Modules of functions by the index of the stack."""
 
     def rows(self, watched: Watched) -> ReportRows:
         """Return the rows that fit the options."""
@@ -461,11 +475,33 @@ class ReportBuilder:
             context.losses.lose(Loss.WORKQUEUES, f"cannot read workqueues: {error}")
         return None
 
+    @cached_property
+    def _columns(self) -> _WaitColumns:
+        """Columns of all tasks as lists: a number of an array takes a call each."""
+        snapshot = self._snapshot
+        tasks, now = snapshot.tasks, snapshot.now
+        return _WaitColumns(
+            tgid=tasks["tgid"].tolist(),
+            start_ns=tasks["start_ns"].tolist(),
+            switches=(tasks["nvcsw"] + tasks["nivcsw"]).tolist(),
+            classes=now.classes.tolist(),
+            bounds=now.age_bound.tolist(),
+            stacks=now.stacks.index.tolist(),
+        )
+
+    def _module(self, index: int, function: str | None) -> str | None:
+        """Return the module of a function on one of the different stacks."""
+        key = index, function
+        if key not in self._modules:
+            stacks = self._snapshot.now.stacks
+            self._modules[key] = stacks.module(stacks.unique[index], function)
+        return self._modules[key]
+
     def _wait(self, row: int) -> Wait:
-        snapshot, now = self._snapshot, self._snapshot.now
-        tasks, blocked = snapshot.tasks, snapshot.blocked[row]
-        wait = now.waits[int(now.stacks.index[row])]
-        task_class = TaskClass(int(now.classes[row]))
+        snapshot, columns = self._snapshot, self._columns
+        blocked, index = snapshot.blocked[row], columns.stacks[row]
+        wait = snapshot.now.waits[index]
+        task_class = TaskClass(columns.classes[row])
         # The caller of a futex is in user space.
         caller = None if task_class is TaskClass.LCK else wait.caller
         single = len(blocked.requests) == 1
@@ -473,19 +509,19 @@ class ReportBuilder:
         owners = [snapshot.pids[edge.owner] for edge in snapshot.graph.edges_of(row)]
         return Wait(
             pid=snapshot.pids[row],
-            tgid=int(tasks["tgid"][row]),
+            tgid=columns.tgid[row],
             comm=snapshot.comm(row),
             state=snapshot.letters[row],
             age_ns=snapshot.ages_ns[row],
-            age_bound=AgeBound(int(now.age_bound[row])).name.lower(),
+            age_bound=AgeBound(columns.bounds[row]).name.lower(),
             mode=blocked.requests[0].mode if single else None,
             lock=ids[0] if single else None,
             task_class=task_class.name,
             caller=blocked.caller or caller,
-            module=now.stacks.module(now.stacks[row], blocked.caller or caller),
+            module=self._module(index, blocked.caller or caller),
             call=wait.call,
-            start_ns=int(tasks["start_ns"][row]),
-            switches=int(tasks["nvcsw"][row]) + int(tasks["nivcsw"][row]),
+            start_ns=columns.start_ns[row],
+            switches=columns.switches[row],
             owners=tuple(dict.fromkeys(owners)),
             any_of=ids if len(ids) > 1 else None,
             on=blocked.on,

@@ -82,6 +82,7 @@ class Layout:
         self.code_start = code_start(reader.prog)
         self._image = arch_of(reader.prog).image_range(reader.prog)
         self._member = lru_cache(maxsize=None)(self._find_member)
+        self._offset = lru_cache(maxsize=None)(self._find_offset)
         self._block = lru_cache(maxsize=None)(self._find_block)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
@@ -118,7 +119,7 @@ class Layout:
         :param members: Names that it may have, the newest first.
         :raises MissingError: if the structure has none of them, or its type is unknown
         """
-        return int(self._require(type_name, members).address_)
+        return self._offset(type_name, members)
 
     def has(self, type_name: str, *members: str) -> bool:
         """Return whether a structure has any of some members."""
@@ -210,6 +211,9 @@ class Layout:
             return find_member(self._type(type_name), members)
         except MissingError:
             return None
+
+    def _find_offset(self, type_name: str, members: tuple[str, ...]) -> int:
+        return int(self._require(type_name, members).address_)
 
     def _require(self, type_name: str, members: tuple[str, ...]) -> drgn.Object:
         """Return a member of a structure at address 0.
@@ -654,6 +658,10 @@ class OwnStack:
         wakeup = self._layout.symbol("hrtimer_wakeup")
         if wakeup is None:
             return None
+        places = self.places(wakeup)
+        if not places:
+            # Most waits have no end.
+            return None
         function = self._layout.offset("hrtimer_sleeper", "timer.function")
         task = self._layout.offset("hrtimer_sleeper", "task")
         # The time that was asked for. The timer may fire later, up to its slack.
@@ -661,7 +669,7 @@ class OwnStack:
         base = self._layout.offset("hrtimer_sleeper", "timer.base")
         # A bool in v7; true has the value of HRTIMER_STATE_ENQUEUED.
         state = self._layout.offset("hrtimer_sleeper", "timer.state", "timer.is_queued")
-        for address in self.places(wakeup):
+        for address in places:
             start = address - function
             armed = self.half(start + state)
             when, clock = self.word(start + expires), self.word(start + base)

@@ -67,6 +67,10 @@ def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
             **ends,
         )
     (waiter,) = waiters
+    # Equal targets of many tasks are made once.
+    alike = None if ends or counts is None else (waiter.key, waiter.pi_state)
+    if alike in _futex_targets(context):
+        return _futex_targets(context)[alike]
     if counts is None and case.call != "futex_waitv":
         context.losses.note(
             "waiters-not-counted",
@@ -78,7 +82,7 @@ def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     if key.of_inode:
         address, inode = _in_file(context, case, key)
     owner = _pi_owner(context, waiter)
-    return WaitTarget(
+    on = WaitTarget(
         kind="futex",
         type="pi_futex" if waiter.pi_state else None,
         address=None if address is None else Address(address),
@@ -88,6 +92,17 @@ def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
         owner=owner,
         **ends,
     )
+    if alike and not key.of_inode:
+        _futex_targets(context)[alike] = on
+    return on
+
+
+@per_context
+def _futex_targets(
+    context: LockContext,
+) -> dict[tuple[FutexKey, int] | None, WaitTarget]:
+    """Targets of tasks whose waits do not end by themselves, by futex and PI state."""
+    return {}
 
 
 def asked_for(case: BlockedTask) -> WaitTarget | None:
@@ -406,6 +421,9 @@ class Explainer:
         )
         found: list[WaitTarget | None] = [None] * len(chosen)
         alike: dict[WaitTarget | None, WaitTarget | None] = {}
+        kept: set[int] = set()
+        """Identities of the stored ones: to compare others takes longer."""
+
         waits = are_any(now.classes[chosen], [*_BY_CLASS])
         sleeps = self._sleeps(tasks, now, chosen) if self._live else {}
         for index, (address, sleep) in sleeps.items():
@@ -418,7 +436,8 @@ class Explainer:
         for index, case in zip(asleep.tolist(), cases, strict=True):
             on = wait_target(context, case)
             # Equal targets of many tasks are stored once.
-            found[index] = alike.setdefault(on, on)
+            found[index] = on if id(on) in kept else alike.setdefault(on, on)
+            kept.add(id(found[index]))
             if index in sleeps and on is not None:
                 address, sleep = sleeps[index]
                 if on.kind in _FIXED and case.file is None:

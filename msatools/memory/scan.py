@@ -212,7 +212,8 @@ def do_in_order(
     :param done: Called with the number of each piece that is done, in any order.
     :param begin: Called in each worker before its first piece; a worker in which it
         fails does no piece.
-    :return: Number of pieces that the parent did.
+    :return: Number of pieces that the parent did because workers ended early; 0 if
+        there were none, as in a sandbox, which permits no fork.
     """
     assert pieces <= MAX_PIECES
     results: dict[int, bytes] = {}
@@ -232,7 +233,7 @@ def do_in_order(
             undone += 1
             take(work(number))
             done(number)
-    return undone
+    return undone if crew.has_worked else 0
 
 
 class _Crew:
@@ -249,6 +250,9 @@ class _Crew:
         self._pieces = pieces
         self._workers = workers
         self._begin = begin
+        self.has_worked = False
+        """Whether there was any worker."""
+
         self._pids: list[int] = []
         self._fds: list[int] = []
         """Read end of each worker's pipe of results."""
@@ -295,6 +299,7 @@ class _Crew:
                 if not pid:
                     self._serve(todo, writing)
                 self._pids.append(pid)
+                self.has_worked = True
             except OSError:
                 # The parent does the pieces that no worker does.
                 return

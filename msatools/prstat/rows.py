@@ -5,9 +5,9 @@
 Pure. There may be a hundred thousand rows of which twenty are shown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -181,30 +181,57 @@ class TaskRows(Sequence[TaskRow]):
         return self.kept.paths[number] if number >= 0 else None
 
     def _made(self, places: slice) -> Iterator[TaskRow]:
+        return map(TaskRow, *self.fields(TaskRow.__struct_fields__, places))
+
+    def fields(self, names: Iterable[str], places: slice) -> list[list[Any]]:
+        """Return some fields of rows, a list each, without the rows.
+
+        It takes a tenth of the time of building rows and asking each.
+
+        :param names: Names of attributes of :class:`TaskRow`.
+        """
+        return [self._field(name, places) for name in names]
+
+    def _field(self, name: str, places: slice) -> list[Any]:
+        """Return one field of some rows."""
+        if name in _NUMBERS:
+            return _numbers(self.columns[name][places])
+        match name:
+            case "kthread" | "state":
+                return self._list(name, places)
+            case "comm":
+                return translated(self._list(name, places), comm_text)
+            case "cgroup":
+                return translated(self._list(name, places), self.path)
+            case "task_class":
+                return [_CLASSES[number] for number in self._list("class", places)]
+            case "class_age_bound":
+                return [_BOUNDS[number] for number in self._list(name, places)]
+            case "latency_bound":
+                are_upper = self._list("latency_is_upper", places)
+                return ["upper" if is_upper else "exact" for is_upper in are_upper]
+            case "on" if self._ons:
+                return [self._ons[thread] for thread in self._list("thread", places)]
+            case "breakdown" if self._has_split:
+                threads = self._list("threads_of", places)
+                return [self._split(first, end) for first, end in threads]
+            case "off_cpu":
+                return [self._off_cpu(row) for row in self._list("row", places)]
+            case "waited":
+                return self._waited(places)
+            case "children":
+                return [self._children(row) for row in self._list("thread", places)]
+        return [None] * len(self.columns["pid"][places])
+
+    def _list(self, name: str, places: slice) -> list[Any]:
         # Converting whole lists takes a tenth of the time of single values.
-        columns: dict[str, list[Any]] = {
-            name: values[places].tolist() for name, values in self.columns.items()
-        }
-        for at, thread in enumerate(columns["thread"]):
-            numbers = {name: _number(columns[name][at]) for name in _NUMBERS}
-            yield TaskRow(
-                **numbers,  # type: ignore[arg-type]
-                comm=comm_text(columns["comm"][at]),
-                cgroup=self.path(columns["cgroup"][at]),
-                kthread=columns["kthread"][at],
-                state=columns["state"][at],
-                task_class=_CLASSES[columns["class"][at]],
-                class_age_bound=_BOUNDS[columns["class_age_bound"][at]],
-                on=self._ons[thread] if self._ons else None,
-                latency_bound="upper" if columns["latency_is_upper"][at] else "exact",
-                breakdown=self._split(*columns["threads_of"][at]),
-                off_cpu=self._off_cpu(columns["row"][at]),
-                waited=Waited(
-                    **{name: columns[name][at] for name in WAITED},
-                    is_estimate=columns["is_estimate"][at],
-                ),
-                children=self._children(thread),
-            )
+        values: list[Any] = self.columns[name][places].tolist()
+        return values
+
+    def _waited(self, places: slice) -> list[Waited]:
+        # The columns have the names of its fields.
+        columns = [self._list(name, places) for name in Waited.__struct_fields__]
+        return [*map(Waited, *columns)]
 
     @cached_property
     def _has_split(self) -> bool:
@@ -218,8 +245,7 @@ class TaskRows(Sequence[TaskRow]):
     def _split(self, first: int, end: int) -> Split | None:
         """Sum up the split of the threads of a row; ``None`` if one is not known."""
         made = self.kept.split
-        if made is None or not self._has_split:
-            return None
+        assert made is not None
         known = bool(made.known[first:end].all())
         part = slice(first, end)
         delays = {kind: _sum(column, part) for kind, column in made.delays.items()}
@@ -448,5 +474,18 @@ def _known(values: Numbers, known: Booleans) -> Numbers:
     return np.where(known, values, UNKNOWN)
 
 
-def _number(value: int) -> int | None:
-    return None if value == UNKNOWN else value
+def _numbers(values: Numbers) -> list[int | None]:
+    numbers: list[int | None] = values.tolist()
+    if (values == UNKNOWN).any():
+        return [None if number == UNKNOWN else number for number in numbers]
+    return numbers
+
+
+V = TypeVar("V", bound=Hashable)
+W = TypeVar("W")
+
+
+def translated(values: Sequence[V], translate: Callable[[V], W]) -> list[W]:
+    """Return what each value becomes; equal values, usually most, are asked once."""
+    known = {value: translate(value) for value in set(values)}
+    return [known[value] for value in values]

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from msatools.render.blocks import Block
 from msatools.render.device import Device, device_of
-from msatools.render.plain import lines
+from msatools.render.plain import texts
 
 
 def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> None:
@@ -18,8 +18,8 @@ def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> 
     device = device_of(out) if device is None else device
     if device.is_plain:
         for block in blocks:
-            for line in lines(block):
-                out.write("".join(span.text for span in line).rstrip() + "\n")
+            for text in texts(block):
+                out.write(text.rstrip() + "\n")
         return
     # rich takes 20 ms to import.
     from msatools.render.terminal import drawn

@@ -4,7 +4,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice, zip_longest
 
 from msgspec import Struct
 
@@ -149,6 +149,18 @@ def lines(block: Block) -> Iterator[Line]:
         yield from _tree(block, first="", rest="")
 
 
+def texts(block: Block) -> Iterator[str]:
+    """Lay out a block as :func:`lines` does, as text without styles."""
+    if isinstance(block, Table):
+        yield from _table_texts(block)
+    else:
+        yield from map(_joined, lines(block))
+
+
+def _joined(line: Line) -> str:
+    return "".join([span.text for span in line])
+
+
 def spans(text: Text) -> Line:
     """Return the pieces of a text, escaped."""
     return tuple(map(span, text.spans))
@@ -183,6 +195,18 @@ def columns_of(text: str) -> int:
 # --- tables
 
 
+def _table_texts(table: Table) -> Iterator[str]:
+    """Yield the lines of :func:`_table` without their styles, which take time."""
+    measured = MeasuredTable(table)
+    row_text = RowLayout(table.columns, measured.widths).text
+    yield row_text(measured.headers)
+    for index, texts in enumerate(measured.texts()):
+        yield row_text(texts)
+        yield from map(_joined, map(spans, table.notes.get(index, ())))
+    if table.more is not None:
+        yield from map(_joined, map(spans, table.more.lines))
+
+
 def _table(table: Table) -> Iterator[Line]:
     measured = MeasuredTable(table)
     row_line = RowLayout(table.columns, measured.widths)
@@ -198,6 +222,8 @@ Styles = Sequence[Style | None]
 """The style of each cell of a row; empty if none has one."""
 
 _SEPARATOR = "\x1f"
+_AT_ONCE = 1024
+"""Rows that are measured at once."""
 
 
 class MeasuredTable:
@@ -206,33 +232,57 @@ class MeasuredTable:
     def __init__(self, table: Table) -> None:
         self.headers = [column.header for column in table.columns]
         self.widths = list(map(columns_of, self.headers))
-        self._rows: list[tuple[str, Styles]] = []
-        for row in table.rows:
-            texts = _texts(row)
-            styles = [None if isinstance(cell, str) else cell.style for cell in row]
-            # The cells of a table with 40,000 rows take 100 MB, their texts a tenth.
-            # Escaped texts do not contain the separator.
-            joined = _SEPARATOR.join(texts)
-            # There may be very many rows, most of them ASCII.
-            measure = len if joined.isascii() else columns_of
-            # A row may have fewer cells.
-            self.widths[: len(texts)] = map(max, self.widths, map(measure, texts))
-            self._rows.append((joined, styles if any(styles) else ()))
+        # The cells of a table with 40,000 rows take 100 MB, their texts a tenth.
+        # Escaped texts do not contain the separator.
+        self._rows: list[str] = []
+        self._styles: dict[int, list[Style | None]] = {}
+        """Styles by the index of the row, of those that have any."""
+
+        rows = iter(table.rows)
+        while batch := list(islice(rows, _AT_ONCE)):
+            self._add(batch)
+
+    def _add(self, rows: Sequence[Sequence[Cell]]) -> None:
+        """Add rows, column by column: there may be very many."""
+        texts: list[Sequence[str]] = []
+        # A row may have fewer cells.
+        for index, cells in enumerate(zip_longest(*rows, fillvalue="")):
+            if not {*map(type, cells)} <= {str}:
+                self._note_styles(cells, index)
+            column = _texts(cells)
+            # Most are ASCII.
+            measure = len if "".join(column).isascii() else columns_of
+            if index < len(self.widths):
+                self.widths[index] = max(self.widths[index], *map(measure, column))
+            texts.append(column)
+        joined = map(_SEPARATOR.join, zip(*texts, strict=True))
+        self._rows += joined if texts else [""] * len(rows)
+
+    def _note_styles(self, cells: Iterable[Cell], index: int) -> None:
+        """Note the styles of the cells of a column, of rows that are about to come."""
+        for row, cell in enumerate(cells, len(self._rows)):
+            if not isinstance(cell, str) and cell.style:
+                styles = self._styles.setdefault(row, [None] * len(self.widths))
+                styles[index] = cell.style
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def rows(self) -> Iterator[tuple[list[str], Styles]]:
         """Yield the cells of each row, one for each column."""
+        for row, texts in enumerate(self.texts()):
+            yield texts, self._styles.get(row, ())
+
+    def texts(self) -> Iterator[list[str]]:
+        """Yield the texts of the cells of each row, one for each column."""
         width = len(self.widths)
-        for joined, styles in self._rows:
+        for joined in self._rows:
             texts = joined.split(_SEPARATOR)
-            missing = width - len(texts)
-            yield texts + [""] * missing, styles and [*styles, *[None] * missing]
+            yield texts if len(texts) == width else texts + [""] * (width - len(texts))
 
 
-def _texts(row: Sequence[Cell]) -> list[str]:
-    texts = [cell if isinstance(cell, str) else cell.text for cell in row]
+def _texts(cells: Sequence[Cell]) -> list[str]:
+    texts = [cell if isinstance(cell, str) else cell.text for cell in cells]
     return texts if "".join(texts).isprintable() else list(map(escape, texts))
 
 
@@ -246,6 +296,12 @@ class RowLayout:
         self._format = GAP.join(
             f"{{:{'>' if is_right else '<'}{width}}}" for is_right, width in fields
         ).format
+
+    def text(self, texts: Sequence[str]) -> str:
+        """Return a row as a line without styles."""
+        line = self._format(*texts)
+        # The usual case; there may be very many rows.
+        return line if line.isascii() else _joined(self(texts))
 
     def __call__(self, texts: Sequence[str], styles: Styles = ()) -> Line:
         """Return a row as a line."""

@@ -174,13 +174,13 @@ def read_stacks(
     size = np.where(sane, used, 0).astype(np.uint64)
     parts: list[bytes] = []
     rows = np.flatnonzero(sane)
-    wanted = rows.tolist(), pointers[rows].tolist(), size[rows].tolist()
-    for row, pointer, length in zip(*wanted, strict=True):
-        try:
-            parts.append(reader.read(pointer, length))
-        except UNREADABLE as error:
+    read = reader.read_each(pointers[rows], size[rows])
+    for row, data in zip(rows.tolist(), read, strict=True):
+        if isinstance(data, bytes):
+            parts.append(data)
+        else:
             size[row] = 0
-            losses.lose(Loss.STACKS, f"a stack cannot be read: {error}")
+            losses.lose(Loss.STACKS, f"a stack cannot be read: {data}")
     words = np.frombuffer(b"".join(parts), "<u8")
     ends = np.cumsum(size // _WORD).astype(np.intp)
     first = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends

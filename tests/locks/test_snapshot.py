@@ -8,6 +8,7 @@ from typing import Any
 import drgn
 import numpy as np
 
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.lock_types import Blocked
 from msatools.locks.ownership import seen_on_stacks
@@ -63,13 +64,13 @@ def test_stacks_that_cannot_be_read_are_not_searched() -> None:
     words = np.zeros(USED // 8, np.uint64)
     words[3] = LOCK
 
-    def read(address: int, size: int) -> bytes:
+    def read(address: int, size: int, physical: bool) -> bytes:
         if address == sps[1]:
             raise drgn.FaultError("not in the dump", address)
         return words.tobytes() if address == sps[2] else bytes(size)
 
-    prog = SimpleNamespace(flags=drgn.ProgramFlags.IS_LIVE)
-    reader: Any = SimpleNamespace(prog=prog, read=read)
+    prog: Any = SimpleNamespace(flags=drgn.ProgramFlags.IS_LIVE, cache={}, read=read)
+    reader = Reader(prog)
     losses = LossLog()
     rows = np.arange(3)
     seen = seen_on_stacks(reader, tasks, rows, [LOCK], STACK_BYTES, losses)

@@ -5,12 +5,16 @@
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys
 
-from msatools.program import linear
+from fixtures.demo import DEMOS
+from msatools.kernel.reader import Reader
+from msatools.program import TargetSpec, linear, open_target
 from msatools.program.arch import x86_format
 from msatools.program.linear import VmallocTables, map_vmalloc, page_tables
 from tests.program.plain import open_plain
@@ -25,6 +29,11 @@ def read(prog: Program, address: int, size: int) -> bytes | None:
     except FaultError:
         return None
     return data
+
+
+def open_demo() -> Program:
+    path = str(DEMOS["6.12"].core)
+    return open_target(TargetSpec(path=path, types="btf")).prog
 
 
 def stacks(prog: Program) -> Iterator[int]:
@@ -137,9 +146,79 @@ def test_frames_are_those_that_drgn_finds(name: str) -> None:
     assert mapped > 500
 
 
+def test_frames_by_tables_of_five_levels() -> None:
+    """A 4 KiB page, a 2 MiB page and unmapped addresses below a 5-level table."""
+    present, large = 1, 1 << 7
+    address = 0xFF_12_3456_789A_B000 | 0xFF << 56
+    entries = [address >> shift & 511 for shift in (48, 39, 30, 21, 12)]
+    memory = np.zeros((5, 512), np.uint64)
+    for level, index in enumerate(entries[:-1]):
+        memory[level, index] = (level + 1) * PAGE | present
+    memory[4] = (np.arange(512, dtype=np.uint64) + np.uint64(7000)) * np.uint64(PAGE)
+    memory[4, entries[4] :] |= np.uint64(present)
+    memory[3, entries[3] + 1] = (5 << 21) | present | large
+
+    def read(address: int, size: int, physical: bool) -> bytes:
+        assert physical
+        assert size == PAGE
+        return memory[address // PAGE].tobytes()
+
+    tables = VmallocTables(
+        SimpleNamespace(read=read), 0, x86_format((48, 39, 30, 21, 12))
+    )
+    first = address - 3 * PAGE
+    left = 512 - entries[4]
+    expected = [-1] * 3
+    expected += [7000 + entries[4] + i for i in range(left)]
+    expected += [(5 << 9) + i for i in range(512)]
+    expected += [-1] * 10
+    assert tables.frames(first, len(expected)).tolist() == expected
+    assert tables.translate(address)[0] == (7000 + entries[4]) * PAGE
+    many = first + PAGE * np.arange(len(expected), dtype=np.uint64) + np.uint64(24)
+    assert found_one_by_one(tables, many[::-1]) == found_at_once(tables, many[::-1])
+
+
+def found_one_by_one(
+    tables: VmallocTables, addresses: npt.NDArray[np.uint64]
+) -> list[tuple[int, int]]:
+    return [tables.find(address) or (0, 0) for address in addresses.tolist()]
+
+
+def found_at_once(
+    tables: VmallocTables, addresses: npt.NDArray[np.uint64]
+) -> list[tuple[int, int]]:
+    physical, room = tables.find_each(addresses)
+    return list(zip(physical.tolist(), room.tolist(), strict=True))
+
+
+def test_stacks_are_read_at_once_as_one_by_one() -> None:
+    """By a dump's own tables: used parts of stacks, and guard pages.
+
+    Parts that were never used are not in the demo core, which is a fault as well.
+    """
+    prog = open_demo()
+    reader = Reader(prog)
+    bases = np.array(list(stacks(prog)), np.uint64)
+    assert len(bases) > 20
+    addresses = np.concatenate(
+        [bases + np.uint64(at) for at in (0, PAGE - 8, STACK_BYTES - 64, STACK_BYTES)]
+    )
+    tables = page_tables(prog)
+    assert tables
+    assert found_one_by_one(tables, addresses) == found_at_once(tables, addresses)
+    sizes = np.full(len(addresses), 64, np.uint64)
+    each = list(reader.read_each(addresses, sizes))
+    for address, data in zip(addresses.tolist(), each, strict=True):
+        expected = read(prog, address, 64)
+        assert expected == (data if isinstance(data, bytes) else None)
+    assert {type(data) for data in each} == {bytes, FaultError}
+
+
 def test_frames_by_an_unreadable_table() -> None:
     def read(address: int, size: int, physical: bool) -> bytes:
         raise FaultError("gone", address)
 
     tables = VmallocTables(SimpleNamespace(read=read), 0, x86_format())
     assert tables.frames(0xFFFF_8000_0000_0000, 3).tolist() == [-1] * 3
+    addresses = np.array([0xFFFF_8000_0000_0000], np.uint64)
+    assert found_at_once(tables, addresses) == [(0, 0)]

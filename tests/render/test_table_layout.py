@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from msatools.render.blocks import Column, Span, Table, free_text, line
 from msatools.render.device import Device
-from msatools.render.plain import columns_of, lay_out
+from msatools.render.plain import columns_of, lay_out, lines, texts
 from msatools.render.terminal import breaks, cut, drawn
 
 COLUMNS = (
@@ -48,6 +48,31 @@ def printed(table: Table, width: int, full: bool = False) -> list[str]:
 
 ROW = ["key", "1", "22", "333", "some words that are long"]
 TABLE = Table(COLUMNS, [ROW, ["x" * 9, Span("1", "bad")]])
+
+
+def test_texts_are_lines_without_their_styles() -> None:
+    """Of short rows, wide characters, notes, and rows that are not laid out at once."""
+    rows = [
+        ROW,
+        ["x" * 9, Span("1", "bad")],
+        [],
+        ["日本", "\x1b", Span("12", "warn"), "", Span("e\u0301", "dim")],
+        *(
+            [str(number), Span("1", "bad" if number % 7 else None)]
+            for number in range(3000)
+        ),
+    ]
+    notes = {1: [line(Span("below", "dim"))], 2999: [line("last")]}
+    table = Table(COLUMNS, rows, notes=notes)
+    joined = ["".join(span.text for span in one).rstrip() for one in lines(table)]
+    assert [text.rstrip() for text in texts(table)] == joined
+    assert len(joined) == 1 + len(rows) + len(notes)
+    assert joined[4:6] == [
+        "",
+        "日本       \\x1b   12        e\u0301",
+    ]
+    styles = [one for one in lines(table) for one in one if one.style == "bad"]
+    assert len(styles) == 1 + sum(bool(number % 7) for number in range(3000))
 
 
 def test_narrow_table() -> None:

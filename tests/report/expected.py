@@ -341,6 +341,8 @@ NOT_JUDGED: Mapping[str, str] = {
     "dense": "made for its size: tests/bench",
     "manytasks": "made for its size: tests/bench",
     "manyfutexes": "made for its size: tests/bench",
+    "hugememory": "made for its size: tests/bench/size.py",
+    "manythreads": "made for its size: tests/bench/size.py",
     "tasks-midway": "the dump is taken in the midst of what changes",
     "lockrace": "the dump is taken in the midst of what changes",
     "zombierace": "the dump is taken in the midst of what changes",

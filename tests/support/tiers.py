@@ -38,8 +38,8 @@ that all others are for ``make test-long``."""
 _KERNEL_NAME = re.compile(
     rf"([a-z][a-z-]*-)?(?<![\d.])({'|'.join(map(re.escape, KERNELS))})(?![\w.])"
 )
-_LARGE = ("manytasks", "manyfutexes")
-"""Guests with tens of thousands of tasks."""
+_LARGE = ("manytasks", "manyfutexes", "hugememory", "manythreads")
+"""Guests with tens of thousands of tasks, or large in another way."""
 
 SLOW = (
     *("tests/fleet/", "tests/fuzz/", "tests/test_bounds", "tests/test_contract"),

@@ -2,13 +2,16 @@
 
 """The columns of prstat's tables: their cells, with marks of accuracy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from msatools.locks.report import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
+from msatools.prstat.rows import TaskRows, translated
 from msatools.prstat.select import DELAY_OF
 from msatools.render.blocks import (
     BOUND_MARKS,
@@ -54,6 +57,18 @@ def context(report: PrstatReport, full: bool) -> TaskContext:
 Write = Callable[[TaskRow, TaskContext], Cell]
 
 
+class OfFields(NamedTuple):
+    """Makes the cells of a column from a few fields of each row, without the rows."""
+
+    names: tuple[str, ...]
+    make: Callable[..., Cell]
+    """Called with the context and the fields; for equal rows perhaps once."""
+
+
+_AT_ONCE = 1024
+"""Rows whose cells are made at once."""
+
+
 def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
     """Return the columns of some names."""
     return tuple(
@@ -76,18 +91,34 @@ def _header(name: str, report: PrstatReport) -> str:
     return name
 
 
-def write(name: str, row: TaskRow, about: TaskContext) -> Cell:
-    """Return one cell."""
-    return _WRITERS[name](row, about)
+def cells(
+    names: Sequence[str], rows: Sequence[TaskRow], about: TaskContext
+) -> Iterator[Sequence[Cell]]:
+    """Yield the cells of each row, made column by column: there may be very many."""
+    for start in range(0, len(rows), _AT_ONCE):
+        part = rows[start : start + _AT_ONCE]
+        columns = [_column(name, part, about) for name in names]
+        yield from zip(*columns, strict=True)
 
 
-def _pid(row: TaskRow, about: TaskContext) -> str:
-    if about.per_thread and row.pid != row.tgid:
-        return f"{row.tgid}/{row.pid}"
-    return str(row.pid)
+def _column(name: str, rows: Sequence[TaskRow], about: TaskContext) -> Sequence[Cell]:
+    """Return the cells of a column."""
+    writer = _WRITERS[name]
+    if not isinstance(writer, OfFields):
+        return [writer(row, about) for row in rows]
+    if isinstance(rows, TaskRows):
+        values = rows.fields(writer.names, slice(None))
+    else:
+        values = [[getattr(row, field) for row in rows] for field in writer.names]
+    make = partial(writer.make, about)
+    return [*map(make, *values)] if len(values) > 1 else translated(values[0], make)
 
 
-def _size(value: int | None) -> str:
+def _pid(about: TaskContext, pid: int, tgid: int) -> str:
+    return f"{tgid}/{pid}" if about.per_thread and pid != tgid else str(pid)
+
+
+def _size(_: TaskContext, value: int | None) -> str:
     return NOT_KEPT if value is None else short_size(value)
 
 
@@ -172,14 +203,14 @@ def _sleep_rest(row: TaskRow, _: TaskContext) -> str:
     return _marked(ESTIMATE, text) if waited.is_estimate else text
 
 
-def _age(row: TaskRow, _: TaskContext) -> str:
-    return BOUND_MARKS[row.class_age_bound] + duration(row.class_age_ns)
+def _age(_: TaskContext, bound: str, age_ns: int) -> str:
+    return BOUND_MARKS[bound] + duration(age_ns)
 
 
-def _on(row: TaskRow, about: TaskContext) -> str:
-    if row.on is None:
+def _on(about: TaskContext, on: WaitTarget | None) -> str:
+    if on is None:
         return NOT_KEPT
-    return on_text(row.on if about.full else _with_short_paths(row.on))
+    return on_text(on if about.full else _with_short_paths(on))
 
 
 def _with_short_paths(on: WaitTarget) -> WaitTarget:
@@ -193,10 +224,8 @@ def _with_short_paths(on: WaitTarget) -> WaitTarget:
     return replace(on, **short) if short else on
 
 
-def _command(row: TaskRow, about: TaskContext) -> str:
-    if about.per_thread or row.threads is None:
-        return row.comm
-    return f"{row.comm}/{row.threads}"
+def _command(about: TaskContext, comm: str, threads: int | None) -> str:
+    return comm if about.per_thread or threads is None else f"{comm}/{threads}"
 
 
 def _off_per_switch(row: TaskRow, _: TaskContext) -> str:
@@ -261,26 +290,32 @@ def _child(get: Callable[[Children], str]) -> Write:
     return write_child
 
 
-_WRITERS: Mapping[str, Write] = {
-    "PID": _pid,
-    "TGID": lambda row, about: str(row.tgid),
-    "PPID": lambda row, about: number_text(row.ppid),
-    "USER": lambda row, about: user(row.uid, about.names),
-    "SIZE": lambda row, about: _size(row.size_bytes),
-    "RSS": lambda row, about: _size(row.rss_bytes),
-    "STATE": lambda row, about: state_cell(row.state),
-    "PRI": lambda row, about: str(row.pri),
-    "NICE": lambda row, about: str(row.nice),
-    "PSR": lambda row, about: str(row.cpu),
-    "TIME": lambda row, about: clock(row.user_ns + row.system_ns),
-    "CPU": lambda row, about: share(row.user_ns + row.system_ns, row.lifetime_ns),
-    "NLWP": lambda row, about: number_text(row.threads),
-    "COMMAND": lambda row, about: row.comm,
-    "PROCESS/NLWP": _command,
-    "CGROUP": lambda row, about: row.cgroup or NOT_KEPT,
-    "NOW": lambda row, about: row.task_class,
-    "FOR": _age,
-    "ON": _on,
+_WRITERS: Mapping[str, Write | OfFields] = {
+    "PID": OfFields(("pid", "tgid"), _pid),
+    "TGID": OfFields(("tgid",), lambda about, tgid: str(tgid)),
+    "PPID": OfFields(("ppid",), lambda about, ppid: number_text(ppid)),
+    "USER": OfFields(("uid",), lambda about, uid: user(uid, about.names)),
+    "SIZE": OfFields(("size_bytes",), _size),
+    "RSS": OfFields(("rss_bytes",), _size),
+    "STATE": OfFields(("state",), lambda about, state: state_cell(state)),
+    "PRI": OfFields(("pri",), lambda about, pri: str(pri)),
+    "NICE": OfFields(("nice",), lambda about, nice: str(nice)),
+    "PSR": OfFields(("cpu",), lambda about, cpu: str(cpu)),
+    "TIME": OfFields(
+        ("user_ns", "system_ns"),
+        lambda about, user_ns, system_ns: clock(user_ns + system_ns),
+    ),
+    "CPU": OfFields(
+        ("user_ns", "system_ns", "lifetime_ns"),
+        lambda about, user_ns, system_ns, life_ns: share(user_ns + system_ns, life_ns),
+    ),
+    "NLWP": OfFields(("threads",), lambda about, threads: number_text(threads)),
+    "COMMAND": OfFields(("comm",), lambda about, comm: comm),
+    "PROCESS/NLWP": OfFields(("comm", "threads"), _command),
+    "CGROUP": OfFields(("cgroup",), lambda about, path: path or NOT_KEPT),
+    "NOW": OfFields(("task_class",), lambda about, name: name),
+    "FOR": OfFields(("class_age_bound", "class_age_ns"), _age),
+    "ON": OfFields(("on",), _on),
     "USR": lambda row, about: _cpu_split(row.user_ns, row, about),
     "SYS": lambda row, about: _cpu_split(row.system_ns, row, about),
     "LAT": _latency,
@@ -297,15 +332,15 @@ _WRITERS: Mapping[str, Write] = {
     "STP": _stopped,
     "COV": _coverage,
     **{name: _delay(kind) for name, kind in DELAY_OF.items()},
-    "VCX": lambda row, about: count(row.nvcsw),
-    "ICX": lambda row, about: count(row.nivcsw),
-    "MIN": lambda row, about: count(row.min_flt),
-    "MAJ": lambda row, about: count(row.maj_flt),
+    "VCX": OfFields(("nvcsw",), lambda about, number: count(number)),
+    "ICX": OfFields(("nivcsw",), lambda about, number: count(number)),
+    "MIN": OfFields(("min_flt",), lambda about, number: count(number)),
+    "MAJ": OfFields(("maj_flt",), lambda about, number: count(number)),
     "SCL": lambda row, about: NOT_KEPT,
     "SIG": lambda row, about: NOT_KEPT,
     "TRP": lambda row, about: NOT_KEPT,
     "OFF/VCX": _off_per_switch,
-    "LIFE": lambda row, about: duration(row.lifetime_ns),
+    "LIFE": OfFields(("lifetime_ns",), lambda about, ns: duration(ns)),
     "CUSR": _child(lambda children: clock(children.user_ns)),
     "CSYS": _child(lambda children: clock(children.system_ns)),
     "CVCX": _child(lambda children: count(children.nvcsw)),

@@ -5,6 +5,7 @@
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+import numpy as np
 from msgspec.structs import replace
 
 from msatools.locks.report import Herd
@@ -17,6 +18,7 @@ from msatools.prstat.model import (
     TaskRow,
     Why,
 )
+from msatools.prstat.rows import TaskRows
 from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import (
@@ -42,7 +44,7 @@ from msatools.render.blocks import (
 )
 from msatools.render.header import among_read, header, notes, times
 from msatools.render.on import on_text, woken_words
-from msatools.render.prstat.columns import TaskContext, context, make_columns, write
+from msatools.render.prstat.columns import TaskContext, cells, context, make_columns
 from msatools.reports.units import duration, duration_range, short_size
 
 DEFAULT = (
@@ -163,7 +165,7 @@ class _Cells(Sequence[Sequence[Cell]]):
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Sequence[Cell]]:
-        return map(self._cells, self._rows)
+        return cells(self._names, self._rows, self._about)
 
     @overload
     def __getitem__(self, index: int) -> Sequence[Cell]: ...
@@ -174,10 +176,7 @@ class _Cells(Sequence[Sequence[Cell]]):
     ) -> Sequence[Cell] | Sequence[Sequence[Cell]]:
         if isinstance(index, slice):
             return _Cells(self._rows[index], self._names, self._about)
-        return self._cells(self._rows[index])
-
-    def _cells(self, row: TaskRow) -> Sequence[Cell]:
-        return [write(name, row, self._about) for name in self._names]
+        return next(cells(self._names, [self._rows[index]], self._about))
 
 
 def _names(
@@ -237,10 +236,16 @@ def _total(report: PrstatReport) -> Text:
 def _stuck(report: PrstatReport, shown: Sequence[TaskRow]) -> Iterator[Text]:
     """Yield a line on the threads in state D, if not all of a dump's have a row."""
     count = report.totals.states.get("D", 0)
-    if report.target.live or count <= sum(row.state == "D" for row in shown):
+    if report.target.live or not count or count <= _stuck_rows(shown):
         return
     words = f"{plural(count, 'thread')} in state D: -L --state D lists "
     yield line(Span(words + ("it" if count == 1 else "them"), "warn"))
+
+
+def _stuck_rows(rows: Sequence[TaskRow]) -> int:
+    if isinstance(rows, TaskRows):
+        return int(np.count_nonzero(rows.columns["state"] == "D"))
+    return sum(row.state == "D" for row in rows)
 
 
 def _classes(report: PrstatReport) -> Text:
