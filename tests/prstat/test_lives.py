@@ -15,10 +15,6 @@ from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
 
 MS = 1_000_000
 
-LATE_NS = 100 * MS
-"""How much later a tick of a CPU of the guest may come, beside busy programs: until
-then its clock stands still. 34 ms were met beside two programs that spin."""
-
 HOGS = ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2")
 FEW = 5
 """Classes with fewer threads are not compared: one stalled CPU could affect half."""
@@ -170,8 +166,9 @@ def test_times_that_schedstats_do_not_count(on: Dump) -> None:
         row = on.row(name)
         # Not a sleep.
         assert table["state"][row] & 3 == 0
-        missing = on.now.age_ns[row] - parts.unexplained_ns[row]
-        assert missing <= on.bound_ns + LATE_NS
+        age_ns = int(on.now.age_ns[row])
+        # Its clock stands still until a tick comes, which a busy host may hold back.
+        assert age_ns - parts.unexplained_ns[row] <= on.bound_ns + age_ns // 20
 
 
 def test_stopped(on: Dump) -> None:
