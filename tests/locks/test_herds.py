@@ -177,11 +177,6 @@ def test_waker_that_was_interrupted(dump: Seen) -> None:
     assert waker_of(dump, last_wakee=other, wakee_flips=499) is None
 
 
-def test_smallest_herd(dump: Seen) -> None:
-    (herd,) = crowd(dump, MIN_WAITERS, **{**HERD, "apart_ns": 0})
-    assert herd.waiters == MIN_WAITERS
-
-
 @pytest.mark.parametrize(
     ("on", "lock"),
     [

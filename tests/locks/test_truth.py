@@ -217,16 +217,6 @@ def comparable(report: LocksReport, left_out: Sequence[str]) -> object:
     )
 
 
-@pytest.mark.parametrize("name", SPINNING)
-def test_spinlocks_of_cpus(name: str) -> None:
-    """Owners and waiters are found by the registers and stacks in the dump."""
-    dump = logged_report(name)
-    for truth in dump.truths.values():
-        assert all(owner.seen for owner in dump.of(truth).owners)
-        callers = [dump.waits[waiter["pid"]].caller for waiter in truth["waiters"]]
-        assert all(caller and caller.startswith("lm_") for caller in callers)
-
-
 def test_single_selected_task(dump: LoggedReport) -> None:
     """It has the same lock as in the full report, and no other owners."""
     prog = open_dump(dump.run.name, "btf")

@@ -14,7 +14,6 @@ from drgn.helpers.linux.block import disk_name, for_each_disk
 from drgn.helpers.linux.fs import d_path, for_each_file, for_each_mount, mount_dst
 from drgn.helpers.linux.mm import for_each_vma
 from drgn.helpers.linux.module import find_module
-from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
 from msgspec.structs import replace
@@ -89,11 +88,6 @@ def dump(tasks: Seen) -> Iterator[Dump]:
 
 
 # --- kernel locks that tasks wait for
-
-
-def test_file_system_is_named_by_its_root(dump: Dump) -> None:
-    found = dump.name("rename-mutex")
-    assert (found.name, found.path) == ("s_vfs_rename_mutex of /mnt/slow", "/mnt/slow")
 
 
 def test_locks_of_an_address_space(dump: Dump) -> None:
@@ -370,15 +364,6 @@ def test_variables(dump: Dump) -> None:
     module = find_module(prog, b"dm_mod")
     assert module is not None
     assert variables.name(module.value_()) in ("__this_module", None)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_per_cpu_variable_with_dwarf(name: str) -> None:
-    """drgn's per_cpu() needs the variable's type, which DWARF has."""
-    dump = Dump(seen(name, "dwarf"))
-    address = per_cpu(dump.prog["runqueues"], 1).address_
-    found = dump.names.name(Lock("spinlock", address), [])
-    assert found == Name(name="runqueues of cpu1")
 
 
 def test_lockdep_keys_hide_no_variable(dump: Dump) -> None:

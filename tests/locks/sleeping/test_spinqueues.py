@@ -27,10 +27,6 @@ def test_all_but_the_first_waiter_are_in_a_queue(spinning: Seen) -> None:
     assert queues(spinning).waiting() == len(lock["waiters"]) - 1 == 1
 
 
-def test_no_queues_in_other_dumps(tasks: Seen) -> None:
-    assert queues(tasks).waiting() == 0
-
-
 def test_kernel_without_queues(spinning: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise MissingError("qnodes")

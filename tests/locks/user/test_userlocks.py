@@ -100,67 +100,12 @@ def test_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
     assert user_locks.futex_requests(context, task) == [before]
 
 
-def test_tasks_that_wait_on_no_futex(tasks: Seen) -> None:
-    context = tasks.context()
-    for name in ("nanosleep", "poll"):
-        assert user_locks.futex_requests(context, tasks.address(name)) == []
-        assert requests_of(tasks, context, name) == []
-
-
-@pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
-def test_locks_of_the_c_library(stock: Seen, alone: bool) -> None:
-    """Owners, order of waiters and address of every lock."""
-    context = stock.context(alone)
-    known = {lock["name"]: lock for lock in stock.locks()}
-    wrong, compared = {}, 0
-    for name, task in stock.waits(*FUTEXES).items():
-        if name.startswith("herd-") and not name.endswith("0"):
-            continue
-        truth = known[task["on"]["lock"]]
-        request = requests_of(stock, context, name)[0]
-        found = (
-            request.lock.type,
-            owners(stock, context, request),
-            queue(stock, context, request),
-        )
-        expected = (
-            truth["type"],
-            [(owner["pid"], confidence(name)) for owner in truth.get("owners", [])],
-            [waiter["pid"] for waiter in truth["waiters"]],
-        )
-        if found != expected:
-            wrong[name] = found, expected
-        # A condition variable is identified by its start.
-        address = truth.get("condition") or truth.get("address")
-        if address and request.lock.address is not None:
-            assert hex(request.lock.address) == address, name
-        compared += 1
-    assert wrong == {}
-    assert compared > 70
-    assert not context.losses.lost
-
-
 def confidence(name: str) -> str:
     """Return the confidence of an owner.
 
     Owners of PI futexes and ended threads (clear_child_tid) are known to the kernel.
     """
     return "exact" if name == "join" or "pi-" in f"{name}-" else "likely"
-
-
-@pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
-def test_read_write_locks(stock: Seen, alone: bool) -> None:
-    context = stock.context(alone)
-
-    def mode_and_readers(name: str) -> tuple[str | None, int | None]:
-        (request,) = requests_of(stock, context, name)
-        return request.mode, user_locks.readers(context, request.lock)
-
-    for number in (1, 2):
-        assert mode_and_readers(f"rwlock-read-{number}") == ("read", 0)
-        assert mode_and_readers(f"rwlock-write-{number}") == ("write", 0)
-    assert mode_and_readers("rwlock-read-write") == ("write", 2)
-    assert mode_and_readers("normal-1") == (None, None)
 
 
 def test_thread_parked_by_the_c_library(stock: Seen) -> None:
