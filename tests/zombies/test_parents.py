@@ -13,7 +13,7 @@ from msatools.model import values
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
 from msatools.zombies.model import ParentThread
-from msatools.zombies.parents import NONE, SIGCHLD, UNKNOWN, ParentFacts, Parents
+from msatools.zombies.parents import NONE, UNKNOWN, ParentFacts, Parents
 from msatools.zombies.verdicts import MAX_THREADS, read_doing
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, Facts, read_dump, verdicts_of
@@ -47,38 +47,6 @@ def test_each_parent_once(dump: Dump) -> None:
         assert row in dump.parents.facts[index].living
 
 
-def test_living_threads(dump: Dump) -> None:
-    for found, recorded in pairs(dump):
-        tids = dump.table["pid"][list(found.living)].tolist()
-        assert sorted(tids) == [each["tid"] for each in threads(recorded)], recorded
-
-
-def test_sigchld(dump: Dump) -> None:
-    seen_of = set()
-    for found, recorded in pairs(dump):
-        masks = [each["masks"] for each in threads(recorded)]
-        waiting = chain(*(mask["pending"] + mask["shared"] for mask in masks))
-        assert found.pending == (SIGCHLD in set(waiting)), recorded
-        assert found.blocks == all(SIGCHLD in mask["blocked"] for mask in masks)
-        handled = SIGCHLD in masks[0]["caught"]
-        assert (found.disposition == "handler") == handled == bool(found.handler)
-        assert (found.disposition == "ignored") == (SIGCHLD in masks[0]["ignored"])
-        seen_of.add((found.disposition, found.blocks))
-    assert len(seen_of) == 5
-
-
-def test_reapers(dump: Dump) -> None:
-    spaces = dump.workload["namespaces"].values()
-    first = {space["init"] for space in spaces}
-    tasks = dump.workload["tasks"].values()
-    subreapers = {task["pid"] for task in tasks if task.get("subreaper")}
-    assert len(first) == 4
-    assert len(subreapers) >= 2
-    for found in dump.parents.facts:
-        wanted = "subreaper" if found.pid in subreapers else None
-        assert found.reaper == ("init" if found.pid in first else wanted)
-
-
 def test_waits(dump: Dump) -> None:
     kinds = set()
     for found, recorded in pairs(dump):
@@ -101,27 +69,6 @@ def test_waits(dump: Dump) -> None:
 
 def tid_of(dump: Dump, task: int) -> int:
     return int(dump.table["pid"][dump.table["address"].tolist().index(task)])
-
-
-def test_stopped_threads(dump: Dump) -> None:
-    for found, recorded in pairs(dump):
-        stops = [each for each in threads(recorded) if each["state"] in "Tt"]
-        frozen = recorded["comm"] == "frozen"
-        assert len(found.stopped) == len(stops) + frozen, recorded
-        assert len(found.frozen) == frozen
-
-
-def test_threads_in_uninterruptible_sleep(dump: Dump) -> None:
-    known = dump.parents.facts
-    for found, recorded in pairs(dump):
-        stuck = [each["tid"] for each in threads(recorded) if each["state"] == "D"]
-        assert sorted(dump.table["pid"][list(found.stuck)].tolist()) == stuck, recorded
-    for index, parent in enumerate(known[i] for i in dump.parents.index):
-        assert (dump.parents.stuck_ns[index] >= 0) == bool(parent.stuck)
-    vfork = dump.parent("blocked-vfork")
-    assert vfork.killable
-    assert not vfork.frozen
-    assert not dump.parent("blocked-read").killable
 
 
 def with_state(
