@@ -42,7 +42,6 @@ from tests.support.dumps import open_dump
 OFF = ("tasks-6.1", "tasks-6.12")
 ON = ("tasks-on-6.1", "tasks-on-6.12")
 MIDWAY = ("tasks-midway-6.1", "tasks-midway-6.12")
-ALL = (*OFF, *ON, *MIDWAY)
 
 
 def long(*names: str) -> list[Any]:

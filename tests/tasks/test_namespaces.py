@@ -85,16 +85,6 @@ def test_kernel_threads_are_in_the_initial_namespaces(name: str) -> None:
         assert (found.inodes[kind][kernels] == found.inodes[kind][outside]).all(), kind
 
 
-def test_dwarf_gives_the_same() -> None:
-    name = "contained-6.12"
-    reader, losses = Reader(open_dump(name, "dwarf")), LossLog()
-    table = TaskReader(reader).read_all(losses)
-    other = read_task_namespaces(reader, table, losses)
-    _, found, _ = read(name)
-    for kind in KINDS:
-        assert (found.inodes[kind] == other.inodes[kind]).all(), kind
-
-
 def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
     reader, table = tasks(name)
     records = table.records.copy()

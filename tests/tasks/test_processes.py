@@ -16,7 +16,6 @@ from msatools.kernel.files import _path
 from msatools.kernel.percpu import sum_parts
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.model import values
 from msatools.tasks.accounting import (
     Delays,
     Processes,
@@ -133,24 +132,6 @@ def test_nothing_is_lost(dump: Read) -> None:
     assert (dump.memory.rss_known == dump.memory.has_mm).all()
 
 
-def test_users(dump: Read) -> None:
-    seen = set()
-    for name, tid in names(dump, r"proc/\d+/task/\d+/status"):
-        listed = status(dump.run.truth(name))
-        row = dump.row(tid)
-        uids = int(dump.identities.uid[row]), int(dump.identities.euid[row])
-        assert uids == tuple(map(int, listed["Uid"][:2])), name
-        seen.add(uids)
-    assert {(0, 0), (1000, 1000), (1000, 1001), (65534, 65534)} <= seen
-
-
-def test_dead_threads(dump: Read) -> None:
-    """The sum includes at least the CPU time that the threads measured."""
-    task = dump.task("dead-threads")
-    row = dump.row(task["pid"])
-    assert dump.processes.dead_sum_exec_ns[row] > sum(task["used_ns"])
-
-
 def test_resident(dump: Read) -> None:
     """VmRSS is exact only in kernels with the backported fix, such as 6.12.117."""
     exact = dump.run.kernel.kernel.name == "6.12"
@@ -214,17 +195,6 @@ def test_delays_switched_on_midway(name: str) -> None:
     later = dump.table["start_ns"] > dump.run.workload["times"]["switched_on_ns"]
     assert 10 < np.count_nonzero(later) < len(later) - 10
     assert (dump.delays.has == later).all()
-
-
-@pytest.mark.parametrize("name", ["memory-5.10"])
-def test_btf_and_dwarf_agree(name: str) -> None:
-    """This kernel keeps resident sizes in mm_rss_stat."""
-    by_btf, by_dwarf = read(name, "btf"), read(name, "dwarf")
-    for part in ("identities", "processes", "memory", "cgroups", "delays"):
-        one, other = getattr(by_btf, part), getattr(by_dwarf, part)
-        np.testing.assert_equal(values(one), values(other))
-    assert not by_btf.losses.notes
-    assert by_btf.memory.known.sum() > 30
 
 
 NOWHERE = 0xFFFF_DEAD_0000_0000
