@@ -24,7 +24,6 @@ from tests.live.following import clocks_ns, gap_ns
 
 Facts = dict[str, Any]
 KERNELS = ("6.1", "6.12")
-SECOND = 10**9
 MIB = 1 << 20
 SCHEMA = "msatools.{}/1"
 TICK_NS = 4_000_000

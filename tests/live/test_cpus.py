@@ -579,49 +579,10 @@ def steps(request: pytest.FixtureRequest) -> dict[str, Facts]:
     return {step["name"]: step for step in found}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A table, as it is printed: words by column, a row each."""
-
-    head: list[str]
-    rows: list[dict[str, str]]
-
-
-def tables(text: str, first: str) -> list[Shown]:
-    """Find the tables whose first column has some name."""
-    found: list[Shown] = []
-    for block in re.split(rf"^(?= *{first} )", text, flags=re.M)[1:]:
-        head, *lines = block.splitlines()
-        names = head.split()
-        rows = []
-        for line in lines:
-            words = re.split(r" {2,}", line.strip())
-            if len(words) != len(names):
-                break
-            rows.append(dict(zip(names, words, strict=True)))
-        found.append(Shown(names, rows))
-    return found
-
-
 def run_of(step: Facts, *words: str) -> Facts:
     (found,) = [run for run in step["runs"] if run["argv"] == [*words]]
     assert (found["status"], found["stderr"]) == (0, "")
     return dict(found)
-
-
-def came(run: Facts) -> list[Counter[int]]:
-    """Sum what each sample shows of the network devices' interrupts, by CPU."""
-    found = []
-    for shown in tables(run["stdout"], "IRQ"):
-        counts: Counter[int] = Counter()
-        for row in shown.rows:
-            for cpu in range(8):
-                if row["NAME"].startswith("virtio"):
-                    number = row.get(f"cpu{cpu}", "0")
-                    counts[cpu] += 1 if number == "<1" else int(number)
-        found.append(counts)
-    assert len(found) == 2
-    return found
 
 
 def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:
