@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.model import OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, thread_rows
-from msatools.tasks.accounting import EXIT_ZOMBIE
 from msatools.tasks.waits import TaskClass
-from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
+from tests.prstat.maderows import LIFE, SECOND, MadeThreads
 
 SERVER = (
     {"pid": 10, "comm": b"server", "threads": 3, "user_ns": SECOND, "nvcsw": 1},
@@ -35,23 +33,6 @@ def test_unknown_values() -> None:
     assert unknown.children is None
     # A thread without an address space has size 0; root's uid is 0.
     assert (none.size_bytes, none.rss_bytes, none.uid, none.cgroup) == (0, 0, 0, None)
-
-
-def test_process_whose_leader_is_dead() -> None:
-    leader = {"exit_state": EXIT_ZOMBIE, "has_mm": False, "size_bytes": 0}
-    leader |= {"class": TaskClass.ZMB, "zombie_ns": SECOND, "rss_bytes": 0}
-    made = MadeThreads(
-        {**SERVER[0], **leader},
-        {**SERVER[1], "start_ns": 90, "class": TaskClass.POL},
-        {**SERVER[2], "start_ns": 80, "class": TaskClass.LCK, "age_ns": 5},
-    )
-    (row,) = made.by_process()
-    # The oldest thread by start time, not by TID.
-    assert (row.task_class, row.class_age_ns, row.state) == ("LCK", 5, "S")
-    assert (row.pid, row.comm) == (10, "server")
-    assert row.size_bytes == 8 * MIB
-    assert row.zombie_ns == 0
-    assert row.user_ns == SECOND
 
 
 def split_of(row: TaskRow) -> tuple[int | None, float | None] | None:
@@ -109,18 +90,3 @@ def test_time_off_the_cpu_by_class() -> None:
     assert [row.off_cpu for row in processes] == [both, last]
     waited = Waited(1, 0, 9, 0, untold_ns=6, is_estimate=True)
     assert processes[0].waited == waited
-
-
-def test_sequence() -> None:
-    rows = MadeThreads(*({"pid": pid} for pid in (5, 6, 7))).by_thread()
-    assert [row.pid for row in rows] == [5, 6, 7]
-    assert [rows[index].pid for index in (0, 2, -1)] == [5, 7, 7]
-    assert [row.pid for row in rows[1:]] == [6, 7]
-    assert [row.pid for row in rows[::-1]] == [7, 6, 5]
-    assert list(rows) == [rows[index] for index in range(3)]
-    for index in (3, -4):
-        with pytest.raises(IndexError):
-            rows[index]
-    ons = [None, WaitTarget(kind="pipe", inode=3), None]
-    taken = rows.with_ons(ons).take(np.array([2, 1]))
-    assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
