@@ -3,7 +3,6 @@
 """Parents of zombies agree with each guest's record of them."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import pytest
 from drgn import Object, Program, sizeof
@@ -174,38 +173,6 @@ def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...
     return read_doing(
         collector, dump.reader, dump.table, parents, dump.clocks, LossLog()
     )
-
-
-def test_threads_of_a_parent(dump: Dump) -> None:
-    found = doing(dump)
-    by_tid = {t["tid"]: t for t in dump.workload["tasks"].values()}
-    counted = 0
-    for each in chain(*found.values()):
-        task = by_tid.get(each.pid)
-        if task is None:
-            continue
-        expected = {task["class"], *task.get("also", ())}
-        if expected == {"OTH"}:  # frozen: the guest has no class for it
-            expected = {"STP"}
-        if "USR" in expected:  # it can have been interrupted when the guest stopped
-            expected |= {"SYS", "INT"}
-        assert each.task_class in expected, task
-        counted += 1
-    assert counted > 40
-    assert {
-        name: found[name][0].doing
-        for name in ("stopped", "frozen", "debugged", "waiter-stops")
-    } == {
-        "stopped": "stopped",
-        "frozen": "frozen",
-        "debugged": "stopped by its tracer",
-        "waiter-stops": "in wait() for any child to stop or go on",
-    }
-    first, second, *_ = found["waiter-first"]
-    assert first.doing.startswith("asleep in ")
-    assert second.doing == "in wait() for any child of its own"
-    assert found["never-sleeps"][0].doing.endswith("of clock_nanosleep()")
-    assert all(each.blocks_sigchld for each in found["masked-threads"])
 
 
 def test_selection_of_a_parents_threads(dump: Dump) -> None:
