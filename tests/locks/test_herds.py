@@ -113,12 +113,6 @@ def dump() -> Seen:
     return seen(TASKS[1])
 
 
-def test_crowd_that_is_a_herd(dump: Seen) -> None:
-    (herd,) = crowd(dump, 300, **HERD)
-    assert (herd.waiters, herd.nvcsw_median) == (300, 400)
-    assert herd.max_age_ns - herd.min_age_ns == HERD["apart_ns"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -149,12 +143,6 @@ def test_crowd_with_a_part_that_waited_for_a_cpu(
     """The two parts fell asleep at well separated times, each part at once."""
     values = {**HERD, "apart_ns": apart_ns, "gap_ns": gap_ns}
     assert len(crowd(dump, 300, **values)) == found
-
-
-@pytest.mark.parametrize("late", [0.02, 0.1, 0.9])
-def test_few_have_waited_for_a_cpu(dump: Seen, late: float) -> None:
-    values = {**HERD, "apart_ns": 290 * TURN_NS, "gap_ns": 3000 * TURN_NS}
-    assert len(crowd(dump, 300, late=late, **values)) == 1
 
 
 def waker_of(dump: Seen, **values: int) -> Waker | None:

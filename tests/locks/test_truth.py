@@ -115,13 +115,6 @@ def test_reasons_of_external_roots(stock: LoggedReport) -> None:
     assert "(/mnt/fuse)" in found
 
 
-def test_parked_by_the_c_library(stock: LoggedReport) -> None:
-    truth = stock.truths["pi-abba-parked"]
-    (waiter,) = truth["waiters"]
-    (root,) = [root for root in stock.report.roots if root.pid == waiter["pid"]]
-    assert "own stack" in root.reason
-
-
 def test_priority_inversion(stock: LoggedReport) -> None:
     truth = stock.truths["inversion"]
     (found,) = stock.report.inversions

@@ -95,21 +95,6 @@ def test_least_wait(name: str) -> None:
     assert "No blocked task matches the selection." in text_of
 
 
-def test_named_tasks_and_what_they_wait_for(name: str) -> None:
-    truth = lab.build(name).workload["locks"]
-    for kind, few in (("mutex", False), ("pi_futex", True)):
-        case = next(lock for lock in truth if lock["type"] == kind and lock["owners"])
-        waiter = case["waiters"][-1]["pid"]
-        owner = case["owners"][0]["pid"]
-        found = report(name, "-p", str(waiter))
-        assert waiter in pids(found)
-        (held,) = (lock for lock in found["locks"] if waiter in lock["waiters"])
-        assert [own["pid"] for own in held["owners"]] == [owner]
-        # Tasks are looked up directly, except that the mutex's owner waits for a mount,
-        # for which all tasks are read.
-        assert (found["coverage"]["tasks"] < 10) == few
-
-
 def test_stacks(name: str) -> None:
     found = report(name, "--stacks")
     assert all(wait["stack"] for wait in found["waits"])

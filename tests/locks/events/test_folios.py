@@ -23,19 +23,6 @@ def test_bit_of_a_folio(tasks: Seen) -> None:
         assert found.queue(lock) == [tid]
 
 
-def test_device_of_a_buffer(tasks: Seen) -> None:
-    """A buffer's device is known by its page, except for a journal's own buffers."""
-    found = waits(tasks)
-    for task, known in {"directory-lookup": True, "journal-thread": False}.items():
-        tid = tasks.tid(task)
-        lock = found.requests[tid].lock
-        # BH_Lock
-        assert (lock.type, lock.key) == ("bit_wait", 2)
-        device = found.context.storage.device_of_buffer(lock.address or 0)
-        assert (device is not None) == known
-        assert found.queue(lock) == [tid]
-
-
 def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
     """The queue of another folio or bit in the same hash bucket is empty."""
     found = waits(tasks)

@@ -10,7 +10,6 @@ import pytest
 from drgn import FaultError
 from msgspec.structs import replace
 
-from msatools.locks import servers as fuse_module
 from msatools.locks.context import BlockedTask, LockContext
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of
@@ -90,32 +89,6 @@ def test_confidence_of_a_server(dump: Outside) -> None:
         assert dump.context.pid(server.task) == found.pid
         assert server.confidence == confidence
         assert found.text == text.format(found.pid)
-
-
-def test_single_task_is_explained_without_searching_all(dump: Outside) -> None:
-    """Only servers that read are found, on the connection's own wait queue."""
-    by_mount = {
-        lock["mount"]: (found.text.partition(",")[0], found.pid)
-        for lock, found in dump.clients("folio", context=dump.seen.context(alone=True))
-    }
-    server = by_mount["/mnt/fuse"][1]
-    assert by_mount == {
-        "/mnt/fuse": (f"FUSE server {server} fuse-server (/mnt/fuse)", server),
-        "/mnt/fuse-busy": ("FUSE /mnt/fuse-busy", None),
-        "/mnt/fuse-locked": ("FUSE /mnt/fuse-locked", None),
-    }
-
-
-def test_connection_without_a_server(
-    dump: Outside, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fuse_module, "_DEVICE", 0)
-    context = dump.seen.context()
-    found = dump.of(dump.busy, context)
-    assert found is not None
-    assert found.pid is None
-    assert found.servers == ()
-    assert found.text == "FUSE /mnt/fuse-busy: nobody reads its requests"
 
 
 def test_damaged_list_of_file_systems_is_noted(

@@ -190,17 +190,6 @@ def test_futexes_on_heap_and_stack(dump: Dump) -> None:
     assert LockNames(dump.context).name(request.lock, []) == Name()
 
 
-def test_futexes_in_shared_files(dump: Dump) -> None:
-    case, on = dump.case("futex-shared"), dump.truth("futex-shared")
-    (request,) = futex_requests(dump.context, case)
-    found = dump.names.name(request.lock, [case])
-    assert found.inode == on["inode"]
-    assert found.path == "/dev/shm/futex"
-    key = request.lock.key
-    assert isinstance(key, tuple)
-    assert found.name == f"/dev/shm/futex+{key.file_offset:#x}"
-
-
 # --- locks without waiters in these dumps
 
 
@@ -278,23 +267,6 @@ def test_sockets(dump: Dump) -> None:
         sock = dump.context.layout.member(file.private, "socket", "sk")
         found = dump.member("wait_queue", sock, "sock", "sk_lock.wq")
         assert (found.name, found.inode) == (f"lock of socket:[{inode}]", inode)
-
-
-def test_processes_and_their_memory(dump: Dump) -> None:
-    compared = 0
-    for task in list(for_each_task(dump.prog))[::50]:
-        leader, pid = task.group_leader, task.tgid.value_()
-        comm = leader.comm.string_().decode()
-        signal = task.signal.value_()
-        found = dump.member("mutex", signal, "signal_struct", "cred_guard_mutex")
-        assert found.name == f"signal_struct({pid} {comm}).cred_guard_mutex"
-        found = dump.member("rwsem", signal, "signal_struct", "exec_update_lock")
-        assert (found.name, found.pid) == (
-            f"signal_struct({pid} {comm}).exec_update_lock",
-            pid,
-        )
-        compared += 1
-    assert compared > 20
 
 
 def test_anonymous_memory(dump: Dump) -> None:

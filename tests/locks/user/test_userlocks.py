@@ -9,13 +9,12 @@ from itertools import chain
 import pytest
 from drgn import FaultError, Object
 from drgn.helpers.linux.mm import access_remote_vm
-from msgspec.structs import replace
 
 from msatools.locks import c_library, user_locks
 from msatools.locks.context import LockContext
 from msatools.locks.futexes import Waiter, futex_queues, futex_waiters
 from msatools.locks.report import FutexKey, Request
-from msatools.locks.user_locks import condition_at, is_condition
+from msatools.locks.user_locks import condition_at
 from msatools.locks.user_memory import user_memory
 from msatools.program import TargetSpec, open_target
 from tests.locks.seen import Seen, damaged, look_at
@@ -64,40 +63,6 @@ def test_futexes_by_tables_and_by_stacks(tasks: Seen) -> None:
                 assert owners(tasks, context, request) == owner, name
     assert not contexts[0].losses.lost
     assert not contexts[1].losses.lost
-
-
-def test_condition_variables_have_no_owners(tasks: Seen) -> None:
-    context = tasks.context()
-    for server in tasks.run.workload["servers"].values():
-        requests: Counter[Request] = Counter()
-        for worker in server["workers"]:
-            task = int(tasks.table["address"][tasks.rows[worker]])
-            requests.update(user_locks.futex_requests(context, task))
-        assert requests.total() == len(server["workers"])
-        # They can wait on either of its two words.
-        assert [request.lock.address for request in requests] == [server["condition"]]
-        queued = chain(*(queue(tasks, context, request) for request in requests))
-        assert sorted(queued) == sorted(server["workers"])
-        for request, count in requests.items():
-            assert is_condition(context, request.lock, 0)
-            assert request.mode is None
-            assert owners(tasks, context, request) == []
-            assert user_locks.readers(context, request.lock) is None
-            assert len(queue(tasks, context, request)) == count
-    assert not context.losses.lost
-
-
-def test_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
-    """It moved from one queue to the other while they were read."""
-    worker = tasks.run.workload["servers"]["server-broadcast"]["workers"][0]
-    task = int(tasks.table["address"][tasks.rows[worker]])
-    context = tasks.context()
-    by_task, _ = futex_waiters(context)
-    (waiter,) = by_task[task]
-    (before,) = user_locks.futex_requests(context, task)
-    key = waiter.key.moved(-4 if waiter.key.offset & 4 else 4)
-    by_task[task].append(replace(waiter, key=key))
-    assert user_locks.futex_requests(context, task) == [before]
 
 
 def confidence(name: str) -> str:

@@ -4,17 +4,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
-from numpy.lib.recfunctions import append_fields
 
-from msatools.kernel.report import LossLog
-from msatools.locks.kernel_locks import LIST_LOCKS
 from msatools.locks.report import WaitTarget
-from msatools.locks.wait_targets import Explainer
 from msatools.model import names as fields_of
-from msatools.tasks.table import TaskTable
 from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
 from tests.support.overlay import lose, lose_page
 
@@ -234,32 +228,6 @@ def test_futex_without_its_hash_table() -> None:
     assert hurt.on("pipe-read") == whole.on("pipe-read")
     assert hurt.losses.coverage["futex_chains_broken"] > 0
     assert "futex_chains_broken" in hurt.losses.lost
-
-
-def test_locks_without_a_wait_list(dump: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As since 7.1: the lock in the task's record is enough."""
-    for name in ("mutex", "rwsem"):
-        without = replace(LIST_LOCKS[name], head="first_waiter")
-        monkeypatch.setitem(LIST_LOCKS, name, without)
-    records, kinds = dump.table.records, {"rename-mutex": 0, "directory-make": 3}
-    blockers = np.zeros(len(records), np.uint64)
-    names = [name for name in records.dtype.names or () if name != "blocker"]
-    for name, kind in kinds.items():
-        blockers[dump.row(name)] = int(dump.on(name).address or 0) | kind
-    made = append_fields(records[names], "blocker", blockers, usemask=False)
-    table = TaskTable(made, dump.table.columns | {"blocker"})
-    rows = np.array([dump.row(name) for name in (*kinds, "pipe-mutex")])
-    losses = LossLog()
-    found = Explainer(dump.reader).explain(
-        table, dump.now, dump.clocks, losses, rows=rows
-    )
-    for on, row in zip(found[:2], rows.tolist(), strict=False):
-        known = dump.ons[row]
-        assert on is not None
-        assert known is not None
-        assert on == replace(known, waiters=None)
-    assert found[2] == WaitTarget(kind="lock", type="mutex")
-    assert not losses.lost
 
 
 def test_fault_in_the_memory_of_another(stock: Seen) -> None:
