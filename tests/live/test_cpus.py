@@ -26,7 +26,9 @@ from tests.docs.pages import DOCS, Page
 
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9
-TICK_NS = 4_000_000
+LATE_NS = 100_000_000
+"""How late a tick may come to the coarse clock by which a report is taken."""
+
 USER_TICK_NS = 10_000_000
 """/proc/stat has whole ones of these."""
 
@@ -216,8 +218,10 @@ class Live:
             if interval is not None:
                 from_ns = taken - report["cost"]["elapsed_ns"]
                 start = taken - interval
-                before = before or Look(earliest, start + TICK_NS, from_ns)
-            look = Look(from_ns, taken + TICK_NS, line["seen_ns"])
+                begun_ns = min(start + LATE_NS, from_ns)
+                before = before or Look(earliest, begun_ns, from_ns)
+            seen_ns = line["seen_ns"]
+            look = Look(from_ns, min(taken + LATE_NS, seen_ns), seen_ns)
             yield Sample(report, run["readings"], before, look, number == 0)
             before = look
 
