@@ -22,52 +22,9 @@ PARENT_READS, THREAD_READS = 40, 4
 ``-p`` may take 100, mostly for the rest."""
 
 
-def pairs(dump: Dump) -> list[tuple[ParentFacts, Facts]]:
-    """Return each parent with the guest's record of it."""
-    recorded = {row["pid"]: row for row in dump.workload["parents"]}
-    # The guest has no record of the parent of leaders with threads.
-    facts = dump.parents.facts
-    return [(fact, recorded[fact.pid]) for fact in facts if fact.pid in recorded]
-
-
 def threads(recorded: Facts) -> list[Facts]:
     """Return the living threads of a parent in its record."""
     return [each for each in recorded["threads"] if each["state"] != "Z"]
-
-
-def test_each_parent_once(dump: Dump) -> None:
-    found = [each.pid for each in dump.parents.facts]
-    assert len(set(found)) == len(found)
-    ppids = {one["ppid"] for one in dump.recorded.values()}
-    assert set(found) == ppids
-    assert ppids - {1} == {each["pid"] for each in dump.workload["parents"]}
-    # A dead task's real_parent is a thread of its parent.
-    for row, index in zip(dump.parents.row, dump.parents.index, strict=True):
-        assert row in dump.parents.facts[index].living
-
-
-def test_waits(dump: Dump) -> None:
-    kinds = set()
-    for found, recorded in pairs(dump):
-        assert found.waits is not None
-        doing = {each["tid"]: each["wchan"] for each in recorded["threads"]}
-        in_wait = [tid for tid, where in doing.items() if where == "do_wait"]
-        tids = [tid_of(dump, wait.task) for wait in found.waits]
-        assert sorted(tids) == in_wait, recorded
-        for wait, tid in zip(found.waits, tids, strict=True):
-            (task,) = [t for t in dump.workload["tasks"].values() if t["tid"] == tid]
-            waits_for = task.get("waits_for", {})
-            assert wait.own == ("thread" in waits_for)
-            assert wait.exited == (waits_for.get("events") != "stopped")
-            for name, kind in (("pid", "pid"), ("pgid", "group")):
-                if name in waits_for:
-                    assert (wait.kind, wait.number) == (kind, waits_for[name])
-            kinds.add(wait.kind)
-    assert kinds == {"any", "pid", "group"}
-
-
-def tid_of(dump: Dump, task: int) -> int:
-    return int(dump.table["pid"][dump.table["address"].tolist().index(task)])
 
 
 def with_state(
@@ -162,12 +119,6 @@ def test_single_zombie(dump: Dump) -> None:
     assert len(done) > 40
 
 
-def doing(dump: Dump) -> dict[str, tuple[ParentThread, ...]]:
-    facts = dump.parents.facts
-    found = threads_of(dump, dump.parents)
-    return {fact.comm: threads for fact, threads in zip(facts, found, strict=True)}
-
-
 def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...]]:
     collector = StackCollector(dump.reader, LossLog())
     return read_doing(
@@ -234,13 +185,3 @@ def test_unreadable_parent(program: Program, what: str, name: str) -> None:
         wanted = {"unknown"} if dead in mine else {"unknown", whole.verdicts[dead]}
         assert verdict in wanted, whole.recorded[dead]
     assert what in " ".join(n.text for n in found.losses.notes.values())
-
-
-def test_parent_without_its_leader_in_the_table(dump: Dump) -> None:
-    """A parent whose leader was not read still has a name."""
-    pid = dump.parent("waiter-polls").pid
-    table = dump.table.only(dump.table["pid"] != pid)
-    losses = LossLog()
-    parents = dump.read_parents(table, dump.read_dead(table, losses), losses)
-    assert pid not in {each.pid for each in parents.facts}
-    assert losses.coverage["parents_unknown"] == 2

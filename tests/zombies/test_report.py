@@ -39,21 +39,6 @@ def test_ages(dump: Dump) -> None:
         assert zombie.age_bound == "estimate"
 
 
-def test_groups() -> None:
-    found = report(NAME)
-    zombies = by_pid(found)
-    for group in found.groups:
-        assert group.count == len(group.pids) == sum(group.exit_codes.values())
-        members = [zombies[pid] for pid in group.pids]
-        assert group.min_age_ns == min(row.age_ns for row in members)
-        assert group.max_age_ns == max(row.age_ns for row in members)
-        assert set(group.uids) == {row.uid for row in members}
-        assert set(group.cgroups) == {row.cgroup for row in members}
-        assert set(group.namespaces) == {row.namespace for row in members}
-    order = [(-group.count, group.ppid) for group in found.groups]
-    assert order == sorted(order)
-
-
 def test_blocked_parents_have_the_end_of_their_wait_chain() -> None:
     blocked = [g for g in report(NAME).groups if g.verdict == "parent-blocked"]
     assert len(blocked) > 3
