@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of threads and processes made by hand."""
+"""Rows of threads and processes made by hand, and their sums by class."""
 
 from math import nan
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.model import OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, thread_rows
+from msatools.prstat.select import group_by_class
 from msatools.tasks.waits import TaskClass
 from tests.prstat.maderows import LIFE, SECOND, MadeThreads
 
@@ -90,3 +91,32 @@ def test_time_off_the_cpu_by_class() -> None:
     assert [row.off_cpu for row in processes] == [both, last]
     waited = Waited(1, 0, 9, 0, untold_ns=6, is_estimate=True)
     assert processes[0].waited == waited
+
+
+WAITING = (
+    {"pid": 1, "class": TaskClass.LCK, "age_ns": 5, "threads": 2},
+    {"pid": 2, "tgid": 1, "class": TaskClass.POL, "age_ns": 7, "threads": 2},
+    {"pid": 3, "class": TaskClass.LCK, "age_ns": 9},
+)
+
+
+def test_classes_of_an_interval() -> None:
+    """Times include threads that are in another class at the end."""
+    made = MadeThreads(*(thread | {"user_ns": 4} for thread in WAITING))
+    ns = np.zeros((3, ON_CODE + 1), np.int64)
+    ns[0, TaskClass.LCK] = 100
+    ns[1, TaskClass.LCK], ns[1, TaskClass.FLT], ns[1, ON_CODE] = 50, 3, 4
+    error = np.where(ns == 50, 6, 0)
+    off = OffCpuByClass(ns, error, np.array([0, 0, 8]), np.array([True, False, False]))
+    made.spent = replace(made.spent, off_cpu=off)
+    for rows in (made.by_process(), made.by_thread()):
+        found = {
+            group.key: (group.ns, group.error_ns) for group in group_by_class(rows)
+        }
+        assert found == {
+            "LCK": (150, 6),
+            "USR": (12, 0),
+            "-": (8, 0),
+            "FLT": (7, 0),
+            "POL": (0, 0),
+        }
