@@ -211,10 +211,3 @@ def test_one_that_comes_and_goes(race: lab.Live) -> None:
             assert report.asked[0].pid == pid
     # Else the test would prove nothing.
     assert gone > 0
-
-
-def test_cost_of_one(race: lab.Live) -> None:
-    pid = race.workload["stay"][0]["zombies"][0]
-    (report,) = run(race, "-p", str(pid), "--cost")
-    assert report["asked"][0]["pid"] == pid
-    assert 10 < report["reads"] <= 100
