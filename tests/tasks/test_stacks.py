@@ -52,18 +52,6 @@ def test_every_stack_is_drgns(tasks: Tasks) -> None:
     assert deep > 10
 
 
-def test_exceptions_in_the_kernel(busy: Tasks) -> None:
-    """The kernel can fault on a page itself, and wait for it."""
-    found = collect(busy)
-    names = {
-        found.names(stack)[index]
-        for stack in found.unique
-        for index in stack.interrupted
-    }
-    assert names
-    assert not any(name.startswith("0x") for name in names)
-
-
 def test_all_end_at_an_entry(tasks: Tasks) -> None:
     found = collect(tasks)
     for row, task in enumerate(tasks.objects):

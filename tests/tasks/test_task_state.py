@@ -27,23 +27,6 @@ def test_class_of_every_named_task(dump: Dump) -> None:
     assert TaskClass.OTH not in dump.now.classes
 
 
-def test_class_of_kernel_threads(dump: Dump) -> None:
-    """Threads that were idle and have not run since have class KTW."""
-    compared = 0
-    for thread in dump.run.workload["kernel_threads"]:
-        tid = thread["tid"]
-        if thread["class"] is None or tid not in dump.rows:
-            continue
-        row = dump.rows[tid]
-        sched = dump.run.truth(f"proc/{tid}/task/{tid}/schedstat").split()
-        # A thread that was just woken has not run either.
-        if int(sched[2]) == dump.table["pcount"][row] and dump.table["state"][row]:
-            compared += 1
-            assert dump.now.classes[row] == TaskClass.KTW, thread
-    # The number of busy ones varies.
-    assert compared > 0
-
-
 def test_age_of_every_steady_task(dump: Dump) -> None:
     """The wait began between its announcement and its first observation."""
     end = dump.clocks.monotonic_ns
