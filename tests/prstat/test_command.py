@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from tests.prstat.dumps import OFF, ON
-from tests.prstat.reports import (
-    Task,
-    by_pid,
-    report,
-    said,
-    still,
-    table,
-    text,
-)
+from tests.prstat.reports import Task, by_pid, report, said, still, table, text
 
 OLD, NEW = OFF
 HOGS = tuple(f"hog-{n}" for n in ("pinned-0", "pinned-1", "pinned-2", "user", "yield"))

@@ -8,13 +8,7 @@ import pytest
 
 from msatools.locks import sleeping_locks
 from msatools.locks.kernel_locks import LIST_LOCKS, KernelLock, KernelLocks, Record
-from msatools.locks.report import (
-    Holder,
-    Lock,
-    LockTypeName,
-    Mode,
-    QueuedWaiter,
-)
+from msatools.locks.report import Holder, Lock, LockTypeName, Mode, QueuedWaiter
 from tests.locks.madememory import BASE, SIZE
 from tests.locks.sleeping.madekernel import (
     LOCK,

@@ -7,10 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from drgn import (
-    Object,
-    Type,
-)
+from drgn import Object, Type
 
 from msatools.kernel.report import LossLog
 from msatools.locks.futexes import Futexes, Waiter
