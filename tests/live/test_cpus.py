@@ -390,11 +390,23 @@ def test_intervals_are_in_kernel_time(live: Live) -> None:
     assert taken[-1] - begin >= count * asked * SECOND - longest
 
 
+def need(live: Live, is_there: bool) -> None:
+    """Skip a test of whose samples there is none, as looks took longer than intervals.
+
+    What happens in the guest goes on meanwhile.
+    """
+    asked = int(live.facts["runs"]["interval"]["argv"][-2])
+    costs = [report["cost"]["elapsed_ns"] for report in live.reports("interval")]
+    assert is_there or max(costs) > asked * SECOND
+    if not is_there:
+        pytest.skip("the machine was too slow: a look took longer than an interval")
+
+
 def with_hogs(live: Live, intervals: list[Sample]) -> list[Sample]:
     """Return the samples that began when all hogs were there."""
     start = max(task["to_ns"] for task in live.facts["tasks"].values())
     found = [s for s in intervals if s.began and s.began.from_ns > start]
-    assert found
+    need(live, bool(found))
     return found
 
 
@@ -446,7 +458,7 @@ def test_hot_plug(live: Live, intervals: list[Sample]) -> None:
             if other["cpu"] < 8 and other["cpu"] != OFFLINE
         )
     assert True in seen
-    assert False in seen
+    need(live, False in seen)
 
 
 def test_cpu_that_is_off_all_the_time(live: Live, intervals: list[Sample]) -> None:
