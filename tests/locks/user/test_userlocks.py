@@ -73,6 +73,39 @@ def confidence(name: str) -> str:
     return "exact" if name == "join" or "pi-" in f"{name}-" else "likely"
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
+def test_locks_of_the_c_library(stock: Seen, alone: bool) -> None:
+    """Owners, order of waiters and address of every lock."""
+    context = stock.context(alone)
+    known = {lock["name"]: lock for lock in stock.locks()}
+    wrong, compared = {}, 0
+    for name, task in stock.waits(*FUTEXES).items():
+        if name.startswith("herd-") and not name.endswith("0"):
+            continue
+        truth = known[task["on"]["lock"]]
+        request = requests_of(stock, context, name)[0]
+        found = (
+            request.lock.type,
+            owners(stock, context, request),
+            queue(stock, context, request),
+        )
+        expected = (
+            truth["type"],
+            [(owner["pid"], confidence(name)) for owner in truth.get("owners", [])],
+            [waiter["pid"] for waiter in truth["waiters"]],
+        )
+        if found != expected:
+            wrong[name] = found, expected
+        # A condition variable is identified by its start.
+        address = truth.get("condition") or truth.get("address")
+        if address and request.lock.address is not None:
+            assert hex(request.lock.address) == address, name
+        compared += 1
+    assert wrong == {}
+    assert compared > 70
+    assert not context.losses.lost
+
+
 def test_thread_parked_by_the_c_library(stock: Seen) -> None:
     """Only the thread whose lock the kernel refused is parked."""
     context = stock.context()
