@@ -118,21 +118,6 @@ def test_unreadable_devices_are_noted(
     assert context.losses.lost["servers_unreadable"] >= 3
 
 
-def test_frozen_file_systems(dump: Outside) -> None:
-    identities = set()
-    waiters = list(dump.waiters("percpu_rwsem"))
-    for lock, pid in waiters:
-        found = dump.of(pid)
-        assert found is not None, lock["name"]
-        assert (found.kind, found.path) == ("frozen", lock["path"])
-        assert found.text == f"frozen file system {lock['path']}"
-        assert found.pid is None
-        identities.add(found.identity)
-    # A write and a page fault wait for different locks of one file system.
-    assert len({lock["name"] for lock, _ in waiters}) == 2
-    assert len(identities) == 1
-
-
 def test_lock_outside_a_file_system_is_not_frozen(dump: Outside) -> None:
     _, pid = next(dump.waiters("percpu_rwsem"))
     case = dump.case(pid)

@@ -12,7 +12,6 @@ import drgn
 import pytest
 from drgn.helpers.linux.block import disk_name, for_each_disk
 from drgn.helpers.linux.fs import d_path, for_each_file, for_each_mount, mount_dst
-from drgn.helpers.linux.mm import for_each_vma
 from drgn.helpers.linux.module import find_module
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
@@ -88,34 +87,6 @@ def dump(tasks: Seen) -> Iterator[Dump]:
 
 
 # --- kernel locks that tasks wait for
-
-
-def test_locks_of_an_address_space(dump: Dump) -> None:
-    pid = dump.truth("unmap")["mm_of"]
-    found = dump.name("cmdline-read")
-    assert found == Name(
-        name=f"mm_struct({pid} unmap).mmap_lock", pid=pid, cache="mm_struct"
-    )
-    found = dump.name("unmap")
-    # Since 6.4 each mapping has a lock of its own.
-    if dump.context.layout.has("vma_lock", "lock"):
-        assert found.name == f"vm_area_struct({pid} unmap).vm_lock"
-        assert found.cache == "vma_lock"
-    else:
-        assert found.name == f"mm_struct({pid} unmap).mmap_lock"
-    assert found.pid == pid
-
-
-def test_pipe(dump: Dump) -> None:
-    """A pipe's mutex is identified only by a waiter's open file."""
-    inode = dump.truth("pipe-mutex")["inode"]
-    lock = dump.lock("pipe-mutex")
-    found = dump.names.name(lock, [dump.case("pipe-mutex")])
-    assert (found.name, found.inode) == (f"pipe:[{inode}]", inode)
-    alone = LockNames(dump.context).name(lock, [])
-    offset = dump.context.layout.offset("pipe_inode_info", "mutex")
-    assert alone == Name(name=f"{found.cache}+{offset:#x}", cache=found.cache)
-    assert "kmalloc" in str(found.cache)
 
 
 # --- data, bits and queues
@@ -267,21 +238,6 @@ def test_sockets(dump: Dump) -> None:
         sock = dump.context.layout.member(file.private, "socket", "sk")
         found = dump.member("wait_queue", sock, "sock", "sk_lock.wq")
         assert (found.name, found.inode) == (f"lock of socket:[{inode}]", inode)
-
-
-def test_anonymous_memory(dump: Dump) -> None:
-    pid = dump.seen.named["futex-wait"]["pid"]
-    task = find_task(dump.prog, pid)
-    own = 0
-    for vma in for_each_vma(task.mm):
-        if not vma.anon_vma:
-            continue
-        found = dump.member("rwsem", vma.anon_vma.value_(), "anon_vma", "rwsem")
-        assert found.name is not None
-        # After fork() it can share an anon_vma with its parent.
-        own += found.name == f"anon_vma({pid} futex-wait).rwsem"
-        assert found.cache == "anon_vma"
-    assert own > 0
 
 
 def test_terminals_and_trees(dump: Dump) -> None:
