@@ -26,7 +26,7 @@ Facts = dict[str, Any]
 KERNELS = ("6.1", "6.12")
 MIB = 1 << 20
 SCHEMA = "msatools.{}/1"
-LATE_NS = 100_000_000
+LATE_NS = 500_000_000
 """How late a tick may come to the coarse clock by which a report is taken."""
 
 

@@ -26,7 +26,7 @@ from tests.docs.pages import DOCS, Page
 
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9
-LATE_NS = 100_000_000
+LATE_NS = 500_000_000
 """How late a tick may come to the coarse clock by which a report is taken."""
 
 USER_TICK_NS = 10_000_000
