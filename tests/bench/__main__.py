@@ -92,7 +92,6 @@ def _compare_all(run: lab.Run, args: argparse.Namespace) -> None:
     print()
     zombies.compare(args.rounds)
     print()
-    cpus.compare_processes(args.rounds)
     cpus.compare(args.rounds)
     print()
     queries.compare(args.rounds)

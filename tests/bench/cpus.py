@@ -10,12 +10,10 @@ counted.
 
 import contextlib
 import io
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 from drgn import Program
 from drgn.commands import run_command
@@ -23,9 +21,9 @@ from drgn.commands import run_command
 from fixtures import lab
 from fixtures.lab.possiblecpus import MANY_ONLINE, ONLINE, POSSIBLE
 from msatools.cpus.cpus import Cpus, CpusOptions
+from msatools.kernel.report import quietly
 from msatools.program import TargetSpec, open_target
-from tests.bench.process import run_process
-from tests.bench.timing import Contender, beside, medians
+from tests.bench.timing import Contender, medians
 
 KERNELS = ("6.1", "6.12")
 ALL = "msa-cpus"
@@ -72,46 +70,6 @@ class Dump:
     """By the name of the contender, those of drgn's too."""
 
 
-PEER = """
-import contextlib, io, sys
-from drgn import Program
-from drgn.commands import run_command
-prog = Program()
-prog.set_core_dump(sys.argv[1])
-prog.load_debug_info([sys.argv[2]])
-for command in sys.argv[3:]:
-    run_command(prog, f"crash {command}")
-"""
-"""A session of drgn's own that runs some of its commands and ends."""
-
-
-def compare_processes(rounds: int) -> None:
-    """Print the CPU time of whole processes, from the start to the end of each."""
-    for kernel in KERNELS:
-        run = lab.build(f"cpus-{kernel}")
-        assert run.elf
-        script = Path(sys.executable).with_name(ALL)
-        peer = (sys.executable, "-c", PEER, run.elf, run.vmlinux, *TOGETHER)
-        commands: dict[str, Sequence[object]] = {
-            ALL: (script, "--types", "btf", run.elf),
-            f"drgn %crash {' and '.join(TOGETHER)}": peer,
-        }
-        took = medians(
-            {
-                name: (partial(run_process, words), 1)
-                for name, words in commands.items()
-            },
-            rounds,
-            children=True,
-        )
-        print(f"A PROCESS TAKES, {run.release}: seconds of CPU, start and opening too")
-        for name, seconds in took.items():
-            print(f"{name:38}{seconds:12.3f}")
-        beside(f"{ALL}, {run.release}", name, took[ALL], took[name])
-        print(f"{'times as long as msa-cpus':38}{took[name] / took[ALL]:10.1f} x")
-        print()
-
-
 def compare(rounds: int) -> None:
     """Time all in turn on all dumps, and print what a CPU costs, and how that grows."""
     for kernel in KERNELS:
@@ -137,7 +95,7 @@ def open_dump(run: lab.Run) -> Dump:
         for name, options in OURS.items()
     }
     works: dict[str, Callable[[], object]] = {
-        **{name: partial(each.report, _quiet) for name, each in sessions.items()},
+        **{name: partial(each.report, quietly) for name, each in sessions.items()},
         **{crash(command): partial(run_crash, peer, command) for command in THEIRS},
     }
     for work in works.values():
@@ -156,7 +114,7 @@ def measure(dumps: list[Dump], rounds: int) -> list[Cost]:
     costs = []
     for dump in dumps:
         seconds = {name: took[f"{dump.run.name} {name}"] for name in dump.works}
-        counted = dump.sessions[ALL].report(_quiet).coverage
+        counted = dump.sessions[ALL].report(quietly).coverage
         costs.append(Cost(dump.run.release, counted["cpus"], seconds, counted["reads"]))
     return costs
 
@@ -201,7 +159,3 @@ def print_growth(costs: list[Cost]) -> None:
 
 def _columns(values: Iterable[object]) -> str:
     return "".join(f"{value!s:>12}" for value in values)
-
-
-def _quiet(done: int, total: int) -> None:
-    pass

@@ -6,7 +6,6 @@ drgn's ``%crash`` commands have debug info, which they need. Pages that a demo c
 not have end some of them early, which is in their favour. What counts is CPU time.
 """
 
-import itertools
 import shlex
 import statistics
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.registry import NAMES
-from tests.bench.process import run_process
+from tests.bench.process import run_in_turn
 from tests.bench.timing import beside
 
 KERNEL = "6.12"
@@ -98,9 +97,8 @@ def ours(words: str, *dump: Path) -> list[object]:
 
 def medians(commands: dict[str, Sequence[object]], rounds: int) -> dict[str, float]:
     """Run all in turn, once more than counts, and return the CPU seconds of each."""
-    used: dict[str, list[float]] = {name: [] for name in commands}
-    for nth, (name, command) in itertools.product(range(rounds + 1), commands.items()):
-        usage = run_process(command)
-        if nth:
-            used[name].append(usage.cpu_seconds)
-    return {name: statistics.median(taken) for name, taken in used.items()}
+    used = run_in_turn(commands, rounds + 1)
+    return {
+        name: statistics.median(usage.cpu_seconds for usage in usages[1:])
+        for name, usages in used.items()
+    }

@@ -2,11 +2,12 @@
 
 """Run a process and see what it takes."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # What the kernel calls a process's peak is at least that of the process that started
@@ -52,3 +53,13 @@ def run_process(command: Sequence[object], text: str = "") -> Usage:
         if done.returncode:
             raise SystemExit(f"{command[0]} failed:\n{done.stdout[-2000:]}")
         return Usage(*json.loads(result.read()))
+
+
+def run_in_turn(
+    commands: Mapping[str, Sequence[object]], rounds: int
+) -> dict[str, list[Usage]]:
+    """Run all commands in turn; return what each run of each took."""
+    used: dict[str, list[Usage]] = {name: [] for name in commands}
+    for _, (name, command) in itertools.product(range(rounds), commands.items()):
+        used[name].append(run_process(command))
+    return used

@@ -5,12 +5,11 @@
 Each process opens a dump, asks for a type's size and lists all tasks, then ends.
 """
 
-import itertools
 import statistics
 import sys
 
 from fixtures import lab
-from tests.bench.process import run_process
+from tests.bench.process import run_in_turn
 
 KERNELS = ("6.1", "6.12")
 WORK = """
@@ -35,12 +34,9 @@ def compare(rounds: int) -> None:
             source: [sys.executable, "-c", WORK, run.elf, vmlinux]
             for source, vmlinux in (("DWARF", run.vmlinux), ("BTF", ""))
         }
-        seconds: dict[str, list[float]] = {source: [] for source in commands}
-        peaks: dict[str, list[int]] = {source: [] for source in commands}
-        for _, (source, command) in itertools.product(range(rounds), commands.items()):
-            usage = run_process(command)
-            peaks[source].append(usage.peak_kib)
-            seconds[source].append(usage.seconds)
+        used = run_in_turn(commands, rounds)
+        seconds = {name: [each.seconds for each in used[name]] for name in used}
+        peaks = {name: [each.peak_kib for each in used[name]] for name in used}
         for source in commands:
             took, peak = statistics.median(seconds[source]), max(peaks[source])
             print(f"{kernel + ', ' + source:34}{took:10.2f}{peak / 1024:12.0f}")

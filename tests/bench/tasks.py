@@ -6,7 +6,6 @@ drgn is as it comes, with debug info, and asked for a part of the tasks only: it
 the same time for each. What either learns of the kernel once is not counted.
 """
 
-import itertools
 import random
 import statistics
 import sys
@@ -27,7 +26,7 @@ from msatools.tasks import table
 from msatools.tasks.sampler import TaskState, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.bench.process import Usage, run_process
+from tests.bench.process import run_in_turn
 from tests.bench.timing import beside, medians
 
 KERNELS = ("6.1", "6.12")
@@ -171,9 +170,7 @@ def compare_processes(path: Path, pid: int, rounds: int) -> None:
     """Print what the whole command takes, for one process and for all."""
     prstat = [Path(sys.executable).with_name("msa-prstat"), "--types", "btf", path]
     commands = {"-p PID": [*prstat, "-p", pid], "-n 20": [*prstat, "-n", "20"]}
-    used: dict[str, list[Usage]] = {name: [] for name in commands}
-    for _, (name, command) in itertools.product(range(rounds), commands.items()):
-        used[name].append(run_process(command))
+    used = run_in_turn(commands, rounds)
     print(f"{'WHOLE PROCESS':34}{'seconds':>10}{'peak MiB':>12}")
     peaks = []
     for name, usages in used.items():

@@ -15,6 +15,7 @@ from drgn.helpers.linux.pid import for_each_task
 
 from fixtures import lab
 from fixtures.lab.inside import RESULTS
+from msatools.kernel.report import quietly
 from msatools.program import TargetSpec, open_target
 from msatools.zombies.model import ZombiesOptions
 from msatools.zombies.zombies import Zombies
@@ -49,12 +50,12 @@ def compare_one(run: lab.Run, path: Path, rounds: int) -> None:
     took = medians(
         {
             walk: (lambda: sum(1 for _ in for_each_task(peer)), 1),
-            report: (lambda: every.report(_quiet), 1),
-            task: (lambda: [one.report(_quiet) for _ in range(IN_A_ROW)], IN_A_ROW),
+            report: (lambda: every.report(quietly), 1),
+            task: (lambda: [one.report(quietly) for _ in range(IN_A_ROW)], IN_A_ROW),
         },
         rounds,
     )
-    tasks = every.report(_quiet).coverage["tasks"]
+    tasks = every.report(quietly).coverage["tasks"]
     head = f"20,000 ZOMBIES OF {tasks:,} TASKS, {run.release}"
     print(f"{head:56}{'ms':>10}{'ratio':>12}")
     beside(f"{report}, {run.release}", walk, took[report], took[walk])
@@ -91,7 +92,3 @@ def compare_with_ps(run: lab.Run) -> None:
         beside(ours, peer, *times)
     for row, seconds in rows.items():
         print(f"{row:56}{1e3 * statistics.median(seconds):10.1f} ms")
-
-
-def _quiet(done: int, total: int) -> None:
-    pass

@@ -22,7 +22,6 @@ from msatools.cli.options import cpu_list
 pytestmark = pytest.mark.long
 
 SET = {*cpu_list(APART)}
-SECOND = 10**9
 
 
 @cache

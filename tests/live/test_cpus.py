@@ -26,7 +26,9 @@ from tests.docs.pages import DOCS, Page
 
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9
-TICK_NS = 4_000_000
+LATE_NS = 500_000_000
+"""How late a tick may come to the coarse clock by which a report is taken."""
+
 USER_TICK_NS = 10_000_000
 """/proc/stat has whole ones of these."""
 
@@ -216,8 +218,10 @@ class Live:
             if interval is not None:
                 from_ns = taken - report["cost"]["elapsed_ns"]
                 start = taken - interval
-                before = before or Look(earliest, start + TICK_NS, from_ns)
-            look = Look(from_ns, taken + TICK_NS, line["seen_ns"])
+                begun_ns = min(start + LATE_NS, from_ns)
+                before = before or Look(earliest, begun_ns, from_ns)
+            seen_ns = line["seen_ns"]
+            look = Look(from_ns, min(taken + LATE_NS, seen_ns), seen_ns)
             yield Sample(report, run["readings"], before, look, number == 0)
             before = look
 
@@ -386,11 +390,23 @@ def test_intervals_are_in_kernel_time(live: Live) -> None:
     assert taken[-1] - begin >= count * asked * SECOND - longest
 
 
+def need(live: Live, is_there: bool) -> None:
+    """Skip a test of whose samples there is none, as looks took longer than intervals.
+
+    What happens in the guest goes on meanwhile.
+    """
+    asked = int(live.facts["runs"]["interval"]["argv"][-2])
+    costs = [report["cost"]["elapsed_ns"] for report in live.reports("interval")]
+    assert is_there or max(costs) > asked * SECOND
+    if not is_there:
+        pytest.skip("the machine was too slow: a look took longer than an interval")
+
+
 def with_hogs(live: Live, intervals: list[Sample]) -> list[Sample]:
     """Return the samples that began when all hogs were there."""
     start = max(task["to_ns"] for task in live.facts["tasks"].values())
     found = [s for s in intervals if s.began and s.began.from_ns > start]
-    assert found
+    need(live, bool(found))
     return found
 
 
@@ -442,7 +458,7 @@ def test_hot_plug(live: Live, intervals: list[Sample]) -> None:
             if other["cpu"] < 8 and other["cpu"] != OFFLINE
         )
     assert True in seen
-    assert False in seen
+    need(live, False in seen)
 
 
 def test_cpu_that_is_off_all_the_time(live: Live, intervals: list[Sample]) -> None:
@@ -579,49 +595,10 @@ def steps(request: pytest.FixtureRequest) -> dict[str, Facts]:
     return {step["name"]: step for step in found}
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A table, as it is printed: words by column, a row each."""
-
-    head: list[str]
-    rows: list[dict[str, str]]
-
-
-def tables(text: str, first: str) -> list[Shown]:
-    """Find the tables whose first column has some name."""
-    found: list[Shown] = []
-    for block in re.split(rf"^(?= *{first} )", text, flags=re.M)[1:]:
-        head, *lines = block.splitlines()
-        names = head.split()
-        rows = []
-        for line in lines:
-            words = re.split(r" {2,}", line.strip())
-            if len(words) != len(names):
-                break
-            rows.append(dict(zip(names, words, strict=True)))
-        found.append(Shown(names, rows))
-    return found
-
-
 def run_of(step: Facts, *words: str) -> Facts:
     (found,) = [run for run in step["runs"] if run["argv"] == [*words]]
     assert (found["status"], found["stderr"]) == (0, "")
     return dict(found)
-
-
-def came(run: Facts) -> list[Counter[int]]:
-    """Sum what each sample shows of the network devices' interrupts, by CPU."""
-    found = []
-    for shown in tables(run["stdout"], "IRQ"):
-        counts: Counter[int] = Counter()
-        for row in shown.rows:
-            for cpu in range(8):
-                if row["NAME"].startswith("virtio"):
-                    number = row.get(f"cpu{cpu}", "0")
-                    counts[cpu] += 1 if number == "<1" else int(number)
-        found.append(counts)
-    assert len(found) == 2
-    return found
 
 
 def test_the_guide_shows_what_is_printed(steps: dict[str, Facts]) -> None:

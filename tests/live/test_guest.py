@@ -75,3 +75,14 @@ def test_file_has_the_last_sample(msa: Msa, live_qmp: str, tmp_path: Path) -> No
             assert found == size["blocks"]
     assert list(tmp_path.iterdir()) == [path]
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_several_workers_cannot_read_over_qmp(
+    live_guest: lab.Live, live_qmp: str, msa: Msa
+) -> None:
+    guest = ("--qemu", live_qmp, "-s", live_guest.vmlinux)
+    done = msa(*guest, "-j", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("msa-memstat: -j 2: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert msa(*guest, "-j", "1").returncode == 0

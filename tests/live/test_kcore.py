@@ -107,23 +107,6 @@ def test_commands_that_succeed(session: Session) -> None:
         assert (command["status"], command["stderr"]) == (0, "")
 
 
-def test_report(session: Session) -> None:
-    report, command = session.report, session.commands["json"]
-    target = report["target"]
-    assert (target["path"], target["kind"], target["live"]) == (
-        "/proc/kcore",
-        "kcore",
-        True,
-    )
-    assert (target["release"], target["types"]) == (session.release, "btf")
-    assert (target["dump_level"], target["crash"]) == (None, None)
-    assert command["start_ns"] < report["taken_at_ns"] < command["end_ns"]
-    assert report["interval_ns"] is None
-    assert sum(c["pages"] for c in report["classes"]) == report["pages"]
-    assert report["coverage"]["excluded_pages"] == 0
-    assert report["coverage"]["unreadable_pages"] == 0
-
-
 def test_managed_pages_are_what_the_kernel_says(session: Session) -> None:
     for reading in session.readings:
         total = re.search(r"^MemTotal: +(\d+) kB$", reading["meminfo"], re.MULTILINE)

@@ -216,25 +216,6 @@ def test_whatis_once(guest: lab.Live) -> None:
     assert (answer["kind"], answer["task"]["pid"]) == ("task", 0)
 
 
-def test_whatis_of_the_modules_mutexes(guest: lab.Live) -> None:
-    """Their types are not known, but who waits for them is."""
-    (report,) = run(guest, "locks")
-    mutexes = {
-        lock["address"]: lock for lock in report["locks"] if lock["type"] == "mutex"
-    }
-    assert mutexes
-    (found,) = run(guest, "whatis", *(address[2:] for address in mutexes))
-    assert found["locks"]
-    for lock in found["locks"]:
-        wanted = mutexes[lock["address"]]
-        assert lock["type"] == "mutex"
-        assert lock["waiters"] == wanted["waiters"]
-        assert [owner["pid"] for owner in lock["owners"]] == [
-            owner["pid"] for owner in wanted["owners"]
-        ]
-    assert len(found["locks"]) == len(mutexes)
-
-
 @pytest.mark.parametrize("command", NAMES)
 def test_intervals(guest: lab.Live, command: str) -> None:
     reports = run(guest, command, INTERVAL_S, 3)

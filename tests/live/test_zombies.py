@@ -211,21 +211,3 @@ def test_one_that_comes_and_goes(race: lab.Live) -> None:
             assert report.asked[0].pid == pid
     # Else the test would prove nothing.
     assert gone > 0
-
-
-def test_one_that_stays(race: lab.Live) -> None:
-    kernel = opened(race)
-    for each in race.workload["stay"]:
-        pid = each["zombies"][0]
-        report = look(looking_at(kernel, pids=(pid,)))
-        assert report.asked is not None
-        (asked,) = report.asked
-        assert (asked.pid, asked.state) == (pid, "Z")
-        assert (asked.ppid, asked.verdict) == (each["pid"], each["verdict"])
-
-
-def test_cost_of_one(race: lab.Live) -> None:
-    pid = race.workload["stay"][0]["zombies"][0]
-    (report,) = run(race, "-p", str(pid), "--cost")
-    assert report["asked"][0]["pid"] == pid
-    assert 10 < report["reads"] <= 100

@@ -14,7 +14,7 @@ from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.context import BlockedTask, LockContext, read_cases
-from msatools.locks.report import Lock, Request, WaitTarget
+from msatools.locks.report import Request, WaitTarget
 from msatools.locks.struct_reader import Layout
 from msatools.locks.wait_targets import Explainer
 from msatools.tasks.sampler import collect_now
@@ -156,11 +156,6 @@ class Seen:
     def _by_address(self) -> dict[int, int]:
         addresses, pids = self.table["address"].tolist(), self.table["pid"].tolist()
         return dict(zip(addresses, pids, strict=True))
-
-
-def lock_of(truth: Truth) -> Lock:
-    """Return a lock as the guest recorded it."""
-    return Lock(truth["type"], int(truth["address"], 16))
 
 
 def look_at(prog: Program, name: str) -> Seen:

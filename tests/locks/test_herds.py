@@ -113,12 +113,6 @@ def dump() -> Seen:
     return seen(TASKS[1])
 
 
-def test_crowd_that_is_a_herd(dump: Seen) -> None:
-    (herd,) = crowd(dump, 300, **HERD)
-    assert (herd.waiters, herd.nvcsw_median) == (300, 400)
-    assert herd.max_age_ns - herd.min_age_ns == HERD["apart_ns"]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -151,12 +145,6 @@ def test_crowd_with_a_part_that_waited_for_a_cpu(
     assert len(crowd(dump, 300, **values)) == found
 
 
-@pytest.mark.parametrize("late", [0.02, 0.1, 0.9])
-def test_few_have_waited_for_a_cpu(dump: Seen, late: float) -> None:
-    values = {**HERD, "apart_ns": 290 * TURN_NS, "gap_ns": 3000 * TURN_NS}
-    assert len(crowd(dump, 300, late=late, **values)) == 1
-
-
 def waker_of(dump: Seen, **values: int) -> Waker | None:
     """Return the waker that is found after changing the server's wakee fields."""
     row = dump.rows[dump.run.workload["servers"]["server-broadcast"]["pid"]]
@@ -175,11 +163,6 @@ def test_waker_that_was_interrupted(dump: Seen) -> None:
     assert waker is not None
     assert waker == waker_of(dump)
     assert waker_of(dump, last_wakee=other, wakee_flips=499) is None
-
-
-def test_smallest_herd(dump: Seen) -> None:
-    (herd,) = crowd(dump, MIN_WAITERS, **{**HERD, "apart_ns": 0})
-    assert herd.waiters == MIN_WAITERS
 
 
 @pytest.mark.parametrize(

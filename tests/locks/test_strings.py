@@ -2,46 +2,19 @@
 
 """Names are read up to their end, even if memory ends there."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 import pytest
 
 from msatools.errors import MissingError
 from msatools.kernel.reader import decode_string
 from msatools.kernel.slab import slab_caches
-from msatools.locks.described import describe
-from msatools.locks.places import LockPlace
-from msatools.locks.storage import file_system_type
-from tests.locks.madememory import BASE, SIZE, MadeMemory
+from tests.locks.madememory import BASE, MadeMemory
 
-END = BASE + SIZE
 PAGE = 4096
 
 
 @pytest.fixture
 def made() -> MadeMemory:
     return MadeMemory()
-
-
-def test_name_of_a_file_system_at_the_end_of_memory(made: MadeMemory) -> None:
-    made.struct("super_block", 64, s_type=(made.pointer, 40))
-    made.struct("file_system_type", 64, name=(made.pointer, 0))
-    made.write(BASE + 40, BASE + 0x100)
-    made.write(BASE + 0x100, END - 5)
-    made.text(END - 5, b"ext4")
-    assert file_system_type(made.layout, BASE) == "ext4"
-
-
-def test_name_of_a_device_at_the_end_of_memory(made: MadeMemory) -> None:
-    kobject = made.struct("kobject", 64, name=(made.pointer, 0))
-    made.struct("device", 128, kobj=(kobject, 8))
-    made.write(BASE + 8, END - 4)
-    made.text(END - 4, b"vdb")
-    context = SimpleNamespace(layout=made.layout)
-    context.reader = context.layout.reader
-    place = LockPlace("mutex", type_name="device", address=BASE)
-    assert describe(cast(Any, context), place).name == "device(vdb).mutex"
 
 
 def test_name_across_a_page_boundary(made: MadeMemory) -> None:

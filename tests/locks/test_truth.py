@@ -115,13 +115,6 @@ def test_reasons_of_external_roots(stock: LoggedReport) -> None:
     assert "(/mnt/fuse)" in found
 
 
-def test_parked_by_the_c_library(stock: LoggedReport) -> None:
-    truth = stock.truths["pi-abba-parked"]
-    (waiter,) = truth["waiters"]
-    (root,) = [root for root in stock.report.roots if root.pid == waiter["pid"]]
-    assert "own stack" in root.reason
-
-
 def test_priority_inversion(stock: LoggedReport) -> None:
     truth = stock.truths["inversion"]
     (found,) = stock.report.inversions
@@ -215,16 +208,6 @@ def comparable(report: LocksReport, left_out: Sequence[str]) -> object:
         *(report.inversions, notes),
         {key: count for key, count in coverage if key not in left_out},
     )
-
-
-@pytest.mark.parametrize("name", SPINNING)
-def test_spinlocks_of_cpus(name: str) -> None:
-    """Owners and waiters are found by the registers and stacks in the dump."""
-    dump = logged_report(name)
-    for truth in dump.truths.values():
-        assert all(owner.seen for owner in dump.of(truth).owners)
-        callers = [dump.waits[waiter["pid"]].caller for waiter in truth["waiters"]]
-        assert all(caller and caller.startswith("lm_") for caller in callers)
 
 
 def test_single_selected_task(dump: LoggedReport) -> None:

@@ -49,24 +49,6 @@ def name(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_ids(name: str) -> None:
-    """IDs of locks are unique, and every wait's lock is listed."""
-    found = report(name)
-    ids = [lock["id"] for lock in found["locks"]]
-    assert len(set(ids)) == len(ids)
-    assert {wait["lock"] for wait in found["waits"]} - {None} <= set(ids)
-
-
-@pytest.mark.parametrize(
-    "words", ["-v", "--by task", "--by lock", "--chains", "--holders", "--dot -v"]
-)
-def test_views_of_a_dump(name: str, words: str) -> None:
-    """Views have lines; tests/render compares their contents with golden files."""
-    lines = text(name, *words.split())
-    assert len(lines) > len(report(name)["roots"]) > 10
-    assert len(text(name)) < 100
-
-
 SELECTIONS: dict[str, Any] = {
     "--state D": lambda wait, lock: wait["state"] == "D",
     "--type mutex": lambda wait, lock: lock == "mutex",
@@ -111,36 +93,6 @@ def test_least_wait(name: str) -> None:
     assert not report(name, "--min-age", f"{ages[-1] + 1}ns")["waits"]
     text_of = text(name, "--min-age", f"{ages[-1] + 1}ns")
     assert "No blocked task matches the selection." in text_of
-
-
-def test_named_tasks_and_what_they_wait_for(name: str) -> None:
-    truth = lab.build(name).workload["locks"]
-    for kind, few in (("mutex", False), ("pi_futex", True)):
-        case = next(lock for lock in truth if lock["type"] == kind and lock["owners"])
-        waiter = case["waiters"][-1]["pid"]
-        owner = case["owners"][0]["pid"]
-        found = report(name, "-p", str(waiter))
-        assert waiter in pids(found)
-        (held,) = (lock for lock in found["locks"] if waiter in lock["waiters"])
-        assert [own["pid"] for own in held["owners"]] == [owner]
-        # Tasks are looked up directly, except that the mutex's owner waits for a mount,
-        # for which all tasks are read.
-        assert (found["coverage"]["tasks"] < 10) == few
-
-
-def test_named_tasks_have_the_same_owners(name: str) -> None:
-    """With -p, the owners of a waiter's lock are those in the full report."""
-    compared = 0
-    for lock in report(name)["locks"]:
-        selected = report(name, "-p", str(lock["waiters"][0]))["locks"]
-        (found,) = (other for other in selected if other["id"] == lock["id"])
-        assert owners_of(found) == owners_of(lock), lock["id"]
-        compared += bool(lock["owners"])
-    assert compared > 10
-
-
-def owners_of(lock: dict[str, Any]) -> set[tuple[int, str]]:
-    return {(owner["pid"], owner["confidence"]) for owner in lock["owners"]}
 
 
 def test_stacks(name: str) -> None:

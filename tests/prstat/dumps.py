@@ -22,7 +22,7 @@ from msatools.kernel.clocks import (
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
-from msatools.prstat.states import Breakdown, Sleeps, breakdown, sleeps
+from msatools.prstat.states import Breakdown, breakdown, sleeps
 from msatools.tasks.accounting import (
     PF_KTHREAD,
     Delays,
@@ -42,7 +42,6 @@ from tests.support.dumps import open_dump
 OFF = ("tasks-6.1", "tasks-6.12")
 ON = ("tasks-on-6.1", "tasks-on-6.12")
 MIDWAY = ("tasks-midway-6.1", "tasks-midway-6.12")
-ALL = (*OFF, *ON, *MIDWAY)
 
 
 def long(*names: str) -> list[Any]:
@@ -59,16 +58,12 @@ class Dump:
     now: TaskState
     in_iowait: Booleans
     delays: Delays
-    slept: Sleeps
     as_kept: Microstates
     """Microstates as counted by the kernel, with sleep that counts as latency."""
 
     lives: Microstates
     parts: Breakdown
     losses: LossLog
-
-    started_boottime_ns: Nanoseconds
-    """Start times as shown in /proc."""
 
     wait_sum_ns: Nanoseconds
     """Time that schedstats count as waiting for a CPU."""
@@ -175,11 +170,9 @@ def read_dump(name: str) -> Dump:
         now=now,
         in_iowait=in_iowait,
         delays=delays,
-        slept=slept,
         as_kept=as_kept,
         lives=lives,
         parts=parts,
         losses=losses,
-        started_boottime_ns=by_drgn(prog, table, lambda task: task.start_boottime),
         wait_sum_ns=by_drgn(prog, table, lambda task: task.stats.wait_sum),
     )

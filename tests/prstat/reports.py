@@ -18,7 +18,6 @@ from tests.support.dumps import open_dump
 
 MS = 1_000_000
 SECOND = 1000 * MS
-PAGE = 4096
 TICK_NS = 10 * MS
 """Unit of times in /proc: USER_HZ is 100."""
 

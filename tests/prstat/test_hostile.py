@@ -2,28 +2,24 @@
 
 """Impossible values in records of tasks are dropped, cut or noted."""
 
-from struct import pack
 from typing import Any
 
 import numpy as np
 import pytest
-from drgn import Program, sizeof
+from drgn import sizeof
 
 from fixtures.demo import DEMOS
-from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.program import TargetSpec, open_target
 from msatools.prstat.prstat import collect_prstat
 from msatools.tasks.sampler import ages
-from msatools.tasks.table import PID_MAX_LIMIT, TaskReader, TaskTable, believable
+from msatools.tasks.table import PID_MAX_LIMIT, TaskTable, believable
 from msatools.tasks.waits import TaskClass
 from tests.prstat.made import ASLEEP, CLOCKS, NOW, SECOND, START, Made
-from tests.support.madetypes import made_program, serve, struct
-from tests.support.overlay import lose, put
+from tests.support.overlay import lose
 from tests.support.tiers import KERNEL
 
 HUGE = (1 << 64) - 1
-LEADER = 0x1000
 
 
 def record(**columns: int) -> Any:
@@ -86,40 +82,6 @@ def test_ages_are_at_most_the_lifetime(start: int) -> None:
     tasks = TaskTable(records, frozenset(values))
     age, _ = ages(tasks, CLOCKS, np.array([TaskClass.TMR], np.uint8))
     assert age.tolist() == [max(NOW - start, 0)]
-
-
-def kernel_with_small_members() -> Program:
-    """Return a kernel whose ``struct task_struct`` has unusually small members."""
-    prog = made_program()
-    byte, int_ = prog.int_type("u8", 1, False), prog.int_type("int", 4, True)
-    long = prog.int_type("unsigned long", 8, False)
-    node = struct(prog, "list_head", 16, next=(long, 0), prev=(long, 8))
-    task = struct(
-        prog,
-        "task_struct",
-        64,
-        on_cpu=(byte, 0),
-        on_rq=(byte, 1),
-        pid=(int_, 4),
-        tgid=(int_, 8),
-        __state=(long, 16),
-        tasks=(node, 24),
-        thread_node=(node, 40),
-    )
-    serve(prog, [task, struct(prog, "signal_struct", 16, thread_head=(node, 0))])
-    put(prog, LEADER, pack("<BBxxii4xQ40x", 0, 1, 12, 12, (1 << 32) + 2))
-    return prog
-
-
-def test_members_of_other_sizes() -> None:
-    """Members are read in their own sizes, without adjacent bytes."""
-    losses = LossLog()
-    reader = Reader(kernel_with_small_members())
-    table = TaskReader(reader).read([LEADER], losses)
-    assert (table["on_cpu"][0], table["on_rq"][0]) == (0, 1)
-    assert table["state"][0] == 2
-    assert table["pid"][0] == 12
-    assert not losses.notes
 
 
 def test_unreadable_online_mask() -> None:

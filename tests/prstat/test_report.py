@@ -5,13 +5,9 @@
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from msatools.prstat.prstat import _why_impossible
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
-from tests.prstat.maderows import MadeThreads
 from tests.prstat.reports import SECOND, Task, by_pid, report, said
 from tests.support.dumps import TYPES
 
@@ -205,17 +201,3 @@ def test_dwarf_gives_the_same(name: str) -> None:
     assert counts[0] == counts[1]
     assert one == other
     assert len(one["tasks"]) > 190
-
-
-@pytest.mark.parametrize(
-    ("is_bound", "reason"),
-    [
-        (True, "sleep on the run queue counts, since 6.12"),
-        (False, "the clocks of the CPUs have been 128 ms apart, or more"),
-    ],
-)
-def test_why_latency_is_impossible(is_bound: bool, reason: str) -> None:
-    """Kernels with delayed dequeue count sleep; otherwise clocks are the reason."""
-    made = MadeThreads({"pid": 1}, {"pid": 2}, latency_is_bound=is_bound)
-    lives = replace(made.lives, missed_ns=np.array([127_537_310, 5]))
-    assert _why_impossible(lives) == reason

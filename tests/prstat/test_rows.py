@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of threads and processes made by hand."""
+"""Rows of threads and processes made by hand, and their sums by class."""
 
 from math import nan
 
@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.locks.report import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.model import OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, thread_rows
-from msatools.tasks.accounting import EXIT_ZOMBIE
+from msatools.prstat.select import group_by_class
 from msatools.tasks.waits import TaskClass
-from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
+from tests.prstat.maderows import LIFE, SECOND, MadeThreads
 
 SERVER = (
     {"pid": 10, "comm": b"server", "threads": 3, "user_ns": SECOND, "nvcsw": 1},
@@ -35,23 +34,6 @@ def test_unknown_values() -> None:
     assert unknown.children is None
     # A thread without an address space has size 0; root's uid is 0.
     assert (none.size_bytes, none.rss_bytes, none.uid, none.cgroup) == (0, 0, 0, None)
-
-
-def test_process_whose_leader_is_dead() -> None:
-    leader = {"exit_state": EXIT_ZOMBIE, "has_mm": False, "size_bytes": 0}
-    leader |= {"class": TaskClass.ZMB, "zombie_ns": SECOND, "rss_bytes": 0}
-    made = MadeThreads(
-        {**SERVER[0], **leader},
-        {**SERVER[1], "start_ns": 90, "class": TaskClass.POL},
-        {**SERVER[2], "start_ns": 80, "class": TaskClass.LCK, "age_ns": 5},
-    )
-    (row,) = made.by_process()
-    # The oldest thread by start time, not by TID.
-    assert (row.task_class, row.class_age_ns, row.state) == ("LCK", 5, "S")
-    assert (row.pid, row.comm) == (10, "server")
-    assert row.size_bytes == 8 * MIB
-    assert row.zombie_ns == 0
-    assert row.user_ns == SECOND
 
 
 def split_of(row: TaskRow) -> tuple[int | None, float | None] | None:
@@ -111,16 +93,30 @@ def test_time_off_the_cpu_by_class() -> None:
     assert processes[0].waited == waited
 
 
-def test_sequence() -> None:
-    rows = MadeThreads(*({"pid": pid} for pid in (5, 6, 7))).by_thread()
-    assert [row.pid for row in rows] == [5, 6, 7]
-    assert [rows[index].pid for index in (0, 2, -1)] == [5, 7, 7]
-    assert [row.pid for row in rows[1:]] == [6, 7]
-    assert [row.pid for row in rows[::-1]] == [7, 6, 5]
-    assert list(rows) == [rows[index] for index in range(3)]
-    for index in (3, -4):
-        with pytest.raises(IndexError):
-            rows[index]
-    ons = [None, WaitTarget(kind="pipe", inode=3), None]
-    taken = rows.with_ons(ons).take(np.array([2, 1]))
-    assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
+WAITING = (
+    {"pid": 1, "class": TaskClass.LCK, "age_ns": 5, "threads": 2},
+    {"pid": 2, "tgid": 1, "class": TaskClass.POL, "age_ns": 7, "threads": 2},
+    {"pid": 3, "class": TaskClass.LCK, "age_ns": 9},
+)
+
+
+def test_classes_of_an_interval() -> None:
+    """Times include threads that are in another class at the end."""
+    made = MadeThreads(*(thread | {"user_ns": 4} for thread in WAITING))
+    ns = np.zeros((3, ON_CODE + 1), np.int64)
+    ns[0, TaskClass.LCK] = 100
+    ns[1, TaskClass.LCK], ns[1, TaskClass.FLT], ns[1, ON_CODE] = 50, 3, 4
+    error = np.where(ns == 50, 6, 0)
+    off = OffCpuByClass(ns, error, np.array([0, 0, 8]), np.array([True, False, False]))
+    made.spent = replace(made.spent, off_cpu=off)
+    for rows in (made.by_process(), made.by_thread()):
+        found = {
+            group.key: (group.ns, group.error_ns) for group in group_by_class(rows)
+        }
+        assert found == {
+            "LCK": (150, 6),
+            "USR": (12, 0),
+            "-": (8, 0),
+            "FLT": (7, 0),
+            "POL": (0, 0),
+        }

@@ -67,13 +67,6 @@ def groups(*threads: Thread, **filters: list[str]) -> tuple[StackGroup, ...]:
     return stack_groups(table, now, wanted, **filters)
 
 
-def test_module_and_address() -> None:
-    """A frame has its module; one without a name has its address."""
-    named, unnamed = groups(Thread(1, 2), Thread(2, 4))
-    assert named.frames == ("schedule", "commit [jbd2]", "entry")
-    assert unnamed.frames == ("schedule", "0x63")
-
-
 @pytest.mark.parametrize(
     ("filters", "pids"),
     [

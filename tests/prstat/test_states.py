@@ -11,7 +11,7 @@ from msatools.prstat.states import StateTime, states
 from msatools.tasks.accounting import EXIT_ZOMBIE
 from msatools.tasks.waits import TaskClass
 from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, read_dump
-from tests.prstat.made import BLOCKED, MS, NOW, SECOND, Made, Thread
+from tests.prstat.made import BLOCKED, NOW, SECOND, Made, Thread
 from tests.prstat.made import OFF as NO_STATISTICS
 from tests.prstat.made import ON as STATISTICS
 
@@ -25,7 +25,6 @@ SOLARIS = (
     *("USER", "SYSTEM", "TRAP", "TFAULT", "DFAULT", "KFAULT"),
     *("USER_LOCK", "SLEEP", "WAIT_CPU", "STOPPED"),
 )
-TICK_NS = 4 * MS
 States = dict[str, StateTime]
 
 
@@ -138,11 +137,6 @@ def dump(request: pytest.FixtureRequest) -> Dump:
     return read_dump(request.param)
 
 
-@pytest.fixture(params=ON)
-def on(request: pytest.FixtureRequest) -> Dump:
-    return read_dump(request.param)
-
-
 def test_each_thread_is_in_one_state(dump: Dump) -> None:
     """States that are always counted sum to the lifetimes."""
     gelato, solaris = of(dump, "gelato"), of(dump, "solaris")
@@ -185,31 +179,3 @@ def test_tasks_are_in_their_recorded_states(dump: Dump) -> None:
         assert named
         found = of(dump, "gelato", selected=dump.named(*named))[state]
         assert found.now_threads == len(named), task_class
-
-
-def test_sleeps_of_processes(on: Dump) -> None:
-    """User threads are fully covered on 6.1; 6.12 can lack delayed sleep."""
-    dump = on
-    gelato = of(dump, "gelato", selected=~dump.kernels_own)
-    whole = not dump.lives.latency_is_bound
-    assert gelato["INTERRUPTIBLE_SLEEP"].bound == ("exact" if whole else "lower")
-    assert gelato["STOPPED"].bound == ("exact" if whole else "upper")
-    three = ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED")
-    off_cpu = int(dump.lives.off_cpu_ns[~dump.kernels_own].sum())
-    made_up = sum(gelato[state].ns or 0 for state in three)
-    # A run queue's clock, used to count sleep, can be a tick late.
-    threads = int(np.count_nonzero(~dump.kernels_own))
-    assert made_up == pytest.approx(off_cpu, abs=threads * TICK_NS)
-
-
-def test_tasks_that_stopped(on: Dump) -> None:
-    row = on.row("has-stopped")
-    stopped = of(on, "gelato", selected=on.named("has-stopped"))["STOPPED"]
-    assert stopped.now_threads == 0
-    assert stopped.ns is not None
-    # Stopped time is the rest, so it can include a slow fork and sleep on the run queue
-    # (6.12).
-    started_ns = int(on.table["start_ns"][row])
-    before = on.tasks["has-stopped"]["start_ns"] - started_ns
-    most = before + max(on.delayed_ns[row], 0) + on.bound_ns
-    assert 500 * MS - on.bound_ns <= stopped.ns <= most

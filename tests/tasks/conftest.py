@@ -20,11 +20,6 @@ def idle(request: pytest.FixtureRequest) -> Tasks:
     return known(request.param, "btf")
 
 
-@pytest.fixture(scope="session", params=BUSY)
-def busy(request: pytest.FixtureRequest) -> Tasks:
-    return known(request.param, "btf")
-
-
 @pytest.fixture(scope="session", params=AT_REST + BUSY)
 def tasks_btf(request: pytest.FixtureRequest) -> Tasks:
     return known(request.param, "btf")

@@ -5,7 +5,6 @@
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fixtures import lab
@@ -73,26 +72,6 @@ def test_namespaces_are_those_that_tasks_see(name: str) -> None:
         inodes = found.inodes[kind]
         assert inodes[child] != inodes[first], kind
         assert (inodes[child] == inodes[parent]) == (kind not in ("pid", "time")), kind
-
-
-def test_kernel_threads_are_in_the_initial_namespaces(name: str) -> None:
-    table, found, _ = read(name)
-    outside = rows(table, name)["outside"]
-    kernels = np.flatnonzero(table["flags"] & 0x00200000)
-    assert len(kernels) > 30
-    for kind in set(KINDS) - {"mnt"}:
-        # Only kdevtmpfs has its own mount namespace.
-        assert (found.inodes[kind][kernels] == found.inodes[kind][outside]).all(), kind
-
-
-def test_dwarf_gives_the_same() -> None:
-    name = "contained-6.12"
-    reader, losses = Reader(open_dump(name, "dwarf")), LossLog()
-    table = TaskReader(reader).read_all(losses)
-    other = read_task_namespaces(reader, table, losses)
-    _, found, _ = read(name)
-    for kind in KINDS:
-        assert (found.inodes[kind] == other.inodes[kind]).all(), kind
 
 
 def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
@@ -165,12 +144,6 @@ def test_prstat_selects(name: str, words: str, view: tuple[str, ...]) -> None:
     pids = {recorded(name)[task]["pid"] for task in SELECTIONS[words]}
     assert {task["pid"] for task in found["tasks"]} == pids
     assert found["totals"]["processes"] == len(pids)
-
-
-def test_prstat_selects_by_namespace(name: str) -> None:
-    task = recorded(name)["namespaced-child"]
-    (row,) = report(name, "--ns", str(task["namespaces"]["pid"]))["tasks"]
-    assert row["pid"] == task["pid"]
 
 
 def test_prstat_groups(name: str) -> None:

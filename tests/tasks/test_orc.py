@@ -4,6 +4,7 @@
 
 import pytest
 from drgn import Architecture, Object, Platform, Program, Type, TypeMember
+from msgspec.structs import replace
 
 from msatools.errors import MissingError
 from msatools.tasks.text import BY_FRAME_POINTER, Base, OrcKind, Rule, _Format
@@ -29,66 +30,36 @@ def entry_type(version: str) -> Type:
     return prog.struct_type("orc_entry", 6, members)
 
 
+BY_SP = Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False)
+SAVES_BP = Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)
+REALIGNED = Rule(OrcKind.CALL, Base.BP_AT, 16, Base.BP, -8, False)
+EXCEPTION = Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)
+"""It has no return address."""
+
+NO_SIGNAL = replace(EXCEPTION, interrupted=False)
+LAST = Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False)
+
+
 @pytest.mark.parametrize(
     ("version", "numbering", "flags", "expected"),
     [
-        # A call, with the CFA at an offset from the stack pointer.
-        (
-            "v4.14",
-            "first",
-            0x005,
-            Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False),
-        ),
-        ("v6.3", "first", 0x005, Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False)),
-        ("v6.4", "first", 0x205, Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False)),
-        (
-            "v6.4",
-            "second",
-            0x203,
-            Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False),
-        ),
-        # The frame pointer saved beside the return address.
-        ("v4.14", "first", 0x014, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
-        ("v6.4", "first", 0x214, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
-        ("v6.4", "second", 0x284, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
-        # A realigned stack.
-        (
-            "v6.4",
-            "first",
-            0x248,
-            Rule(OrcKind.CALL, Base.BP_AT, 16, Base.BP, -8, False),
-        ),
-        (
-            "v6.4",
-            "second",
-            0x24A,
-            Rule(OrcKind.CALL, Base.BP_AT, 16, Base.BP, -8, False),
-        ),
-        # An exception frame, which has no return address.
-        ("v4.14", "first", 0x105, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        ("v6.3", "first", 0x505, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        ("v6.3", "first", 0x105, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, False)),
-        ("v6.4", "first", 0xB05, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        ("v6.4", "second", 0xB03, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        # The end of the stack.
-        (
-            "v4.14",
-            "first",
-            0x400,
-            Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
-        ),
-        (
-            "v6.3",
-            "first",
-            0x800,
-            Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
-        ),
-        (
-            "v6.4",
-            "first",
-            0x100,
-            Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
-        ),
+        ("v4.14", "first", 0x005, BY_SP),
+        ("v6.3", "first", 0x005, BY_SP),
+        ("v6.4", "first", 0x205, BY_SP),
+        ("v6.4", "second", 0x203, BY_SP),
+        ("v4.14", "first", 0x014, SAVES_BP),
+        ("v6.4", "first", 0x214, SAVES_BP),
+        ("v6.4", "second", 0x284, SAVES_BP),
+        ("v6.4", "first", 0x248, REALIGNED),
+        ("v6.4", "second", 0x24A, REALIGNED),
+        ("v4.14", "first", 0x105, EXCEPTION),
+        ("v6.3", "first", 0x505, EXCEPTION),
+        ("v6.3", "first", 0x105, NO_SIGNAL),
+        ("v6.4", "first", 0xB05, EXCEPTION),
+        ("v6.4", "second", 0xB03, EXCEPTION),
+        ("v4.14", "first", 0x400, LAST),
+        ("v6.3", "first", 0x800, LAST),
+        ("v6.4", "first", 0x100, LAST),
         # Undefined or invalid entries.
         ("v4.14", "first", 0x000, BY_FRAME_POINTER),
         ("v6.3", "first", 0x000, BY_FRAME_POINTER),

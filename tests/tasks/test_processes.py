@@ -5,7 +5,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from msatools.kernel.files import _path
 from msatools.kernel.percpu import sum_parts
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.model import values
 from msatools.tasks.accounting import (
     Delays,
     Processes,
@@ -53,20 +51,9 @@ class Read:
     delays: Delays
     reaped: ProcessSums
 
-    @cached_property
-    def recorded(self) -> frozenset[str]:
-        return frozenset(self.run.truth_names())
-
     def row(self, tid: int) -> int:
         (found,) = np.flatnonzero(self.table["pid"] == tid)
         return int(found)
-
-    def rows(self, pid: int) -> Any:
-        return np.flatnonzero(self.table["tgid"] == pid)
-
-    def task(self, name: str) -> dict[str, Any]:
-        task: dict[str, Any] = self.run.workload["tasks"][name]
-        return task
 
 
 def read(name: str, types: str = "btf") -> Read:
@@ -87,42 +74,11 @@ def dump(request: pytest.FixtureRequest) -> Read:
     return read(request.param)
 
 
-def status(text: bytes) -> dict[str, list[str]]:
-    lines = (
-        line.partition(":") for line in text.decode("utf-8", "replace").split("\n")
-    )
-    return {key: value.split() for key, _, value in lines}
-
-
 def names(dump: Read, pattern: str) -> Iterator[tuple[str, int]]:
     """Yield recorded files that match, with the last number in their paths."""
     for name in dump.run.truth_names():
         if re.fullmatch(pattern, name):
             yield name, int(re.findall(r"/(\d+)/", name)[-1])
-
-
-def is_unchanged(dump: Read, pid: int) -> bool:
-    """Return whether no thread of a process has run since its files were read."""
-    for row in dump.rows(pid):
-        name = f"proc/{pid}/task/{dump.table['pid'][row]}/schedstat"
-        if name not in dump.recorded:
-            return False
-        if int(dump.run.truth(name).split()[2]) != dump.table["pcount"][row]:
-            return False
-    return True
-
-
-def still(dump: Read, file: str) -> Iterator[tuple[bytes, int]]:
-    """Yield a file of each process that has not run since, and the process's first row.
-
-    Processes that keep running are left out: they can have run between the reads of
-    their files.
-    """
-    tasks = dump.run.workload["tasks"].values()
-    running = {task["pid"] for task in tasks if not task["steady"]}
-    for name, pid in names(dump, rf"proc/\d+/{file}"):
-        if pid not in running and is_unchanged(dump, pid):
-            yield dump.run.truth(name), int(dump.rows(pid)[0])
 
 
 def test_nothing_is_lost(dump: Read) -> None:
@@ -131,40 +87,6 @@ def test_nothing_is_lost(dump: Read) -> None:
     assert dump.processes.known.all()
     assert (dump.memory.known == dump.memory.has_mm).all()
     assert (dump.memory.rss_known == dump.memory.has_mm).all()
-
-
-def test_users(dump: Read) -> None:
-    seen = set()
-    for name, tid in names(dump, r"proc/\d+/task/\d+/status"):
-        listed = status(dump.run.truth(name))
-        row = dump.row(tid)
-        uids = int(dump.identities.uid[row]), int(dump.identities.euid[row])
-        assert uids == tuple(map(int, listed["Uid"][:2])), name
-        seen.add(uids)
-    assert {(0, 0), (1000, 1000), (1000, 1001), (65534, 65534)} <= seen
-
-
-def test_dead_threads(dump: Read) -> None:
-    """The sum includes at least the CPU time that the threads measured."""
-    task = dump.task("dead-threads")
-    row = dump.row(task["pid"])
-    assert dump.processes.dead_sum_exec_ns[row] > sum(task["used_ns"])
-
-
-def test_resident(dump: Read) -> None:
-    """VmRSS is exact only in kernels with the backported fix, such as 6.12.117."""
-    exact = dump.run.kernel.kernel.name == "6.12"
-    memory = dump.memory
-    shown = memory.rss_bytes if exact else memory.rss_counted_bytes
-    compared = 0
-    for text, row in still(dump, "status"):
-        listed = status(text)
-        assert ("VmRSS" in listed) == memory.has_mm[row]
-        if "VmRSS" in listed:
-            assert shown[row] == int(listed["VmRSS"][0]) << 10, text
-            compared += memory.rss_bytes[row] != memory.rss_counted_bytes[row]
-    # The number of processes whose counters differ varies.
-    assert compared > 0
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
@@ -214,17 +136,6 @@ def test_delays_switched_on_midway(name: str) -> None:
     later = dump.table["start_ns"] > dump.run.workload["times"]["switched_on_ns"]
     assert 10 < np.count_nonzero(later) < len(later) - 10
     assert (dump.delays.has == later).all()
-
-
-@pytest.mark.parametrize("name", ["memory-5.10"])
-def test_btf_and_dwarf_agree(name: str) -> None:
-    """This kernel keeps resident sizes in mm_rss_stat."""
-    by_btf, by_dwarf = read(name, "btf"), read(name, "dwarf")
-    for part in ("identities", "processes", "memory", "cgroups", "delays"):
-        one, other = getattr(by_btf, part), getattr(by_dwarf, part)
-        np.testing.assert_equal(values(one), values(other))
-    assert not by_btf.losses.notes
-    assert by_btf.memory.known.sum() > 30
 
 
 NOWHERE = 0xFFFF_DEAD_0000_0000

@@ -52,28 +52,18 @@ def test_every_stack_is_drgns(tasks: Tasks) -> None:
     assert deep > 10
 
 
-def test_exceptions_in_the_kernel(busy: Tasks) -> None:
-    """The kernel can fault on a page itself, and wait for it."""
-    found = collect(busy)
-    names = {
-        found.names(stack)[index]
-        for stack in found.unique
-        for index in stack.interrupted
-    }
-    assert names
-    assert not any(name.startswith("0x") for name in names)
-
-
 def test_all_end_at_an_entry(tasks: Tasks) -> None:
     found = collect(tasks)
     for row, task in enumerate(tasks.objects):
         stack, names = found[row], found.names(found[row])
         if stack == NO_STACK:
             continue
-        assert names[0] == "__schedule"
         if stack.end == End.START:
+            # One that was just made has not slept yet.
+            assert names[0] == "__schedule" or len(names) == 1
             assert names[-1] in ("ret_from_fork", "ret_from_fork_asm")
         else:
+            assert names[0] == "__schedule"
             assert stack.end == End.ENTRY
             assert task.mm
             assert names[-1].startswith(("entry_SYSCALL_64", "asm_"))

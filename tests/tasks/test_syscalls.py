@@ -22,7 +22,7 @@ from msatools.tasks.syscalls import (
 )
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.unwind import read_stacks, stack_bytes
-from tests.support.dumps import BUSY, TYPES, open_dump
+from tests.support.dumps import BUSY, open_dump
 
 PF_KTHREAD = 0x00200000
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
@@ -86,11 +86,6 @@ def test_kernel_threads_and_zombies_have_no_call(dump: Read) -> None:
     assert (dump.calls.number[kernel | dead] == NO_CALL).all()
 
 
-def test_at_most_one_read_per_task(dump: Read) -> None:
-    assert dump.reads <= np.count_nonzero(dump.calls.known)
-    assert not dump.losses.lost
-
-
 def test_stacks_in_memory_give_the_same(dump: Read) -> None:
     reader, losses = Reader(open_dump(dump.run.name, "btf")), LossLog()
     asleep = dump.table.only((dump.table["state"] != 0) & (dump.table["on_cpu"] == 0))
@@ -138,8 +133,3 @@ def test_numbers_of_calls() -> None:
     names |= {int(number): name for name, number in listed}
     assert len(_X86_NAMES) > 60
     assert {number: names[number] for number in _X86_NAMES} == _X86_NAMES
-
-
-@pytest.mark.parametrize("name", BUSY)
-def test_dwarf_gives_the_same(name: str) -> None:
-    assert_same(*(read(name, types).calls for types in TYPES))

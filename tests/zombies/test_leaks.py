@@ -169,15 +169,6 @@ def test_variable_is_a_holder(program: Program) -> None:
     assert after == whole | {leak.address: replace(leak, named=named)}
 
 
-def test_objects_start_after_their_padding(dump: Dump) -> None:
-    """Only slab debugging adds padding (CONFIG_SLUB_DEBUG)."""
-    scan = SlabScan(dump.reader, LossLog())
-    address, cache = next(iter(scan.caches.items()))
-    plain = scan.objects(address)
-    scan.caches[address] = replace(cache, padding=64)
-    assert (scan.objects(address) - plain == 64).all()
-
-
 def test_kind_that_fails_is_noted(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Iterator[Any]:
         raise drgn.FaultError("gone", 0)

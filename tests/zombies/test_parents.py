@@ -3,7 +3,6 @@
 """Parents of zombies agree with each guest's record of them."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 import pytest
 from drgn import Object, Program, sizeof
@@ -13,7 +12,7 @@ from msatools.model import values
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
 from msatools.zombies.model import ParentThread
-from msatools.zombies.parents import NONE, SIGCHLD, UNKNOWN, ParentFacts, Parents
+from msatools.zombies.parents import NONE, UNKNOWN, ParentFacts, Parents
 from msatools.zombies.verdicts import MAX_THREADS, read_doing
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, Facts, read_dump, verdicts_of
@@ -23,105 +22,9 @@ PARENT_READS, THREAD_READS = 40, 4
 ``-p`` may take 100, mostly for the rest."""
 
 
-def pairs(dump: Dump) -> list[tuple[ParentFacts, Facts]]:
-    """Return each parent with the guest's record of it."""
-    recorded = {row["pid"]: row for row in dump.workload["parents"]}
-    # The guest has no record of the parent of leaders with threads.
-    facts = dump.parents.facts
-    return [(fact, recorded[fact.pid]) for fact in facts if fact.pid in recorded]
-
-
 def threads(recorded: Facts) -> list[Facts]:
     """Return the living threads of a parent in its record."""
     return [each for each in recorded["threads"] if each["state"] != "Z"]
-
-
-def test_each_parent_once(dump: Dump) -> None:
-    found = [each.pid for each in dump.parents.facts]
-    assert len(set(found)) == len(found)
-    ppids = {one["ppid"] for one in dump.recorded.values()}
-    assert set(found) == ppids
-    assert ppids - {1} == {each["pid"] for each in dump.workload["parents"]}
-    # A dead task's real_parent is a thread of its parent.
-    for row, index in zip(dump.parents.row, dump.parents.index, strict=True):
-        assert row in dump.parents.facts[index].living
-
-
-def test_living_threads(dump: Dump) -> None:
-    for found, recorded in pairs(dump):
-        tids = dump.table["pid"][list(found.living)].tolist()
-        assert sorted(tids) == [each["tid"] for each in threads(recorded)], recorded
-
-
-def test_sigchld(dump: Dump) -> None:
-    seen_of = set()
-    for found, recorded in pairs(dump):
-        masks = [each["masks"] for each in threads(recorded)]
-        waiting = chain(*(mask["pending"] + mask["shared"] for mask in masks))
-        assert found.pending == (SIGCHLD in set(waiting)), recorded
-        assert found.blocks == all(SIGCHLD in mask["blocked"] for mask in masks)
-        handled = SIGCHLD in masks[0]["caught"]
-        assert (found.disposition == "handler") == handled == bool(found.handler)
-        assert (found.disposition == "ignored") == (SIGCHLD in masks[0]["ignored"])
-        seen_of.add((found.disposition, found.blocks))
-    assert len(seen_of) == 5
-
-
-def test_reapers(dump: Dump) -> None:
-    spaces = dump.workload["namespaces"].values()
-    first = {space["init"] for space in spaces}
-    tasks = dump.workload["tasks"].values()
-    subreapers = {task["pid"] for task in tasks if task.get("subreaper")}
-    assert len(first) == 4
-    assert len(subreapers) >= 2
-    for found in dump.parents.facts:
-        wanted = "subreaper" if found.pid in subreapers else None
-        assert found.reaper == ("init" if found.pid in first else wanted)
-
-
-def test_waits(dump: Dump) -> None:
-    kinds = set()
-    for found, recorded in pairs(dump):
-        assert found.waits is not None
-        doing = {each["tid"]: each["wchan"] for each in recorded["threads"]}
-        in_wait = [tid for tid, where in doing.items() if where == "do_wait"]
-        tids = [tid_of(dump, wait.task) for wait in found.waits]
-        assert sorted(tids) == in_wait, recorded
-        for wait, tid in zip(found.waits, tids, strict=True):
-            (task,) = [t for t in dump.workload["tasks"].values() if t["tid"] == tid]
-            waits_for = task.get("waits_for", {})
-            assert wait.own == ("thread" in waits_for)
-            assert wait.exited == (waits_for.get("events") != "stopped")
-            for name, kind in (("pid", "pid"), ("pgid", "group")):
-                if name in waits_for:
-                    assert (wait.kind, wait.number) == (kind, waits_for[name])
-            kinds.add(wait.kind)
-    assert kinds == {"any", "pid", "group"}
-
-
-def tid_of(dump: Dump, task: int) -> int:
-    return int(dump.table["pid"][dump.table["address"].tolist().index(task)])
-
-
-def test_stopped_threads(dump: Dump) -> None:
-    for found, recorded in pairs(dump):
-        stops = [each for each in threads(recorded) if each["state"] in "Tt"]
-        frozen = recorded["comm"] == "frozen"
-        assert len(found.stopped) == len(stops) + frozen, recorded
-        assert len(found.frozen) == frozen
-
-
-def test_threads_in_uninterruptible_sleep(dump: Dump) -> None:
-    known = dump.parents.facts
-    for found, recorded in pairs(dump):
-        stuck = [each["tid"] for each in threads(recorded) if each["state"] == "D"]
-        assert sorted(dump.table["pid"][list(found.stuck)].tolist()) == stuck, recorded
-    for index, parent in enumerate(known[i] for i in dump.parents.index):
-        assert (dump.parents.stuck_ns[index] >= 0) == bool(parent.stuck)
-    vfork = dump.parent("blocked-vfork")
-    assert vfork.killable
-    assert not vfork.frozen
-    assert not dump.parent("blocked-read").killable
 
 
 def with_state(
@@ -216,49 +119,11 @@ def test_single_zombie(dump: Dump) -> None:
     assert len(done) > 40
 
 
-def doing(dump: Dump) -> dict[str, tuple[ParentThread, ...]]:
-    facts = dump.parents.facts
-    found = threads_of(dump, dump.parents)
-    return {fact.comm: threads for fact, threads in zip(facts, found, strict=True)}
-
-
 def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...]]:
     collector = StackCollector(dump.reader, LossLog())
     return read_doing(
         collector, dump.reader, dump.table, parents, dump.clocks, LossLog()
     )
-
-
-def test_threads_of_a_parent(dump: Dump) -> None:
-    found = doing(dump)
-    by_tid = {t["tid"]: t for t in dump.workload["tasks"].values()}
-    counted = 0
-    for each in chain(*found.values()):
-        task = by_tid.get(each.pid)
-        if task is None:
-            continue
-        expected = {task["class"], *task.get("also", ())}
-        if expected == {"OTH"}:  # frozen: the guest has no class for it
-            expected = {"STP"}
-        if "USR" in expected:  # it can have been interrupted when the guest stopped
-            expected |= {"SYS", "INT"}
-        assert each.task_class in expected, task
-        counted += 1
-    assert counted > 40
-    assert {
-        name: found[name][0].doing
-        for name in ("stopped", "frozen", "debugged", "waiter-stops")
-    } == {
-        "stopped": "stopped",
-        "frozen": "frozen",
-        "debugged": "stopped by its tracer",
-        "waiter-stops": "in wait() for any child to stop or go on",
-    }
-    first, second, *_ = found["waiter-first"]
-    assert first.doing.startswith("asleep in ")
-    assert second.doing == "in wait() for any child of its own"
-    assert found["never-sleeps"][0].doing.endswith("of clock_nanosleep()")
-    assert all(each.blocks_sigchld for each in found["masked-threads"])
 
 
 def test_selection_of_a_parents_threads(dump: Dump) -> None:
@@ -320,13 +185,3 @@ def test_unreadable_parent(program: Program, what: str, name: str) -> None:
         wanted = {"unknown"} if dead in mine else {"unknown", whole.verdicts[dead]}
         assert verdict in wanted, whole.recorded[dead]
     assert what in " ".join(n.text for n in found.losses.notes.values())
-
-
-def test_parent_without_its_leader_in_the_table(dump: Dump) -> None:
-    """A parent whose leader was not read still has a name."""
-    pid = dump.parent("waiter-polls").pid
-    table = dump.table.only(dump.table["pid"] != pid)
-    losses = LossLog()
-    parents = dump.read_parents(table, dump.read_dead(table, losses), losses)
-    assert pid not in {each.pid for each in parents.facts}
-    assert losses.coverage["parents_unknown"] == 2

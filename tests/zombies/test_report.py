@@ -2,7 +2,6 @@
 
 """Reports of msa-zombies on dumps; figures are facts in tests/truth/zombies.py."""
 
-import json
 from collections import Counter
 from functools import lru_cache
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from fixtures.lab.zombies import SLACK_NS, ran_last_ns
-from msatools.program.description import describe
-from msatools.reports.forms import dumps as as_json
 from msatools.tasks.identity import Membership
 from msatools.zombies.model import Zombie, ZombiesOptions, ZombiesReport
 from msatools.zombies.zombies import collect_zombies
@@ -42,21 +39,6 @@ def test_ages(dump: Dump) -> None:
         assert zombie.age_bound == "estimate"
 
 
-def test_groups() -> None:
-    found = report(NAME)
-    zombies = by_pid(found)
-    for group in found.groups:
-        assert group.count == len(group.pids) == sum(group.exit_codes.values())
-        members = [zombies[pid] for pid in group.pids]
-        assert group.min_age_ns == min(row.age_ns for row in members)
-        assert group.max_age_ns == max(row.age_ns for row in members)
-        assert set(group.uids) == {row.uid for row in members}
-        assert set(group.cgroups) == {row.cgroup for row in members}
-        assert set(group.namespaces) == {row.namespace for row in members}
-    order = [(-group.count, group.ppid) for group in found.groups]
-    assert order == sorted(order)
-
-
 def test_blocked_parents_have_the_end_of_their_wait_chain() -> None:
     blocked = [g for g in report(NAME).groups if g.verdict == "parent-blocked"]
     assert len(blocked) > 3
@@ -74,27 +56,6 @@ def test_advice_names_the_task_to_act_on() -> None:
             assert "kill -9 on a zombie does nothing" in group.advice
         if group.verdict in ("never-waits", "handler-missed", "sigchld-blocked"):
             assert str(group.ppid) in group.advice
-
-
-def test_stacks_of_zombies_are_not_read() -> None:
-    """Only stacks of parents' threads are read, a limited number per parent."""
-    found = report(NAME)
-    parents = len({group.ppid for group in found.groups})
-    assert 0 < found.coverage["stacks"] <= 8 * parents
-
-
-def test_dwarf_gives_the_same() -> None:
-    target = describe(read_dump(NAME).prog)
-    one, other = (
-        json.loads(
-            as_json(replace(report(NAME, types, heirs=True, leaks=True), target=target))
-        )
-        for types in ("btf", "dwarf")
-    )
-    # BTF has the types of modules as well, by which more is read of disks.
-    for key in ("reads", "bytes_read"):
-        assert one["coverage"].pop(key) >= other["coverage"].pop(key)
-    assert one == other
 
 
 @pytest.mark.parametrize("by", ["parents", "uids", "verdicts"])

@@ -332,19 +332,6 @@ def test_golden_evidence(golden: Golden) -> None:
     golden("zombies/evidence", [f"{name}: {line}" for name, line in texts.items()])
 
 
-def test_evidence_has_the_facts() -> None:
-    found = evidence("sigchld-blocked", parent(**HANDLED | BLOCKED, ignored=1 << 12))
-    assert (found.sigchld, found.handler) == ("handler", 0x40_0000)
-    assert (found.pending, found.blocked) == (True, True)
-    assert found.blocked_signals == found.caught_signals == (SIGCHLD,)
-    assert found.ignored_signals == (13,)
-    assert (found.thread_count, found.tracer, found.root) == (1, None, None)
-    assert evidence("traced", parent(), (), [220, 220]).tracer == 220
-    assert evidence("traced", parent(), (), [220, 221]).tracer is None
-    unknown = evidence("unknown", None)
-    assert unknown.sigchld is unknown.blocked_signals is unknown.pending is None
-
-
 def test_golden_advice(golden: Golden) -> None:
     """Advice is one line with the task to act on, and the heir if it exits."""
     heir = Heir(ppid=147, heir=1, heir_comm="init", why="init", reaps=True)

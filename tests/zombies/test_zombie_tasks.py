@@ -2,41 +2,17 @@
 
 """Dead tasks and their values; most are facts in tests/truth/zombies.py."""
 
-import numpy as np
 import pytest
 from drgn import Object, Program
 
 from msatools.kernel.report import LossLog
 from msatools.zombies.parents import UNKNOWN, zombie_rows
-from msatools.zombies.verdicts import verdicts
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, read_dump
 
 MANY = 20_000
 SPACE = 4026531836
 """The initial PID namespace (PROC_PID_INIT_INO)."""
-
-
-def test_living_threads(dump: Dump) -> None:
-    living = {}
-    for pid in dump.dead.process[dump.dead.leads].tolist():
-        same = (dump.table["signal"] == pid) & (dump.table["exit_state"] == 0)
-        living[pid] = int(np.count_nonzero(same))
-    found = dict(zip(dump.dead.process.tolist(), dump.dead.threads, strict=True))
-    assert {pid: found[pid] for pid in living} == living
-    assert found[dump.dead.process[dump.index("leader-many")]] == 40
-
-
-def test_tracers(dump: Dump) -> None:
-    for index, pid in enumerate(dump.pids):
-        one = dump.recorded[pid]
-        assert bool(dump.dead.ptraced[index]) == bool(one["tracer"])
-        assert dump.parents.tracer[index] == one["tracer"], one
-        other = one["tracer"] not in (0, one["ppid"])
-        assert dump.parents.elsewhere[index] == other
-        same = dump.dead.parent[index] == dump.dead.real_parent[index]
-        assert same != other
-    assert 0 < np.count_nonzero(dump.parents.elsewhere) < dump.dead.ptraced.sum()
 
 
 @pytest.mark.long
@@ -98,13 +74,3 @@ def test_unreadable_structures(program: Program) -> None:
     coverage = found.losses.coverage
     assert coverage["signal_struct_unreadable"] >= 1
     assert coverage["pid_unreadable"] == 1
-
-
-def test_no_dead_tasks(dump: Dump) -> None:
-    alive = dump.table.only(dump.table["exit_state"] == 0)
-    losses = LossLog()
-    dead = dump.read_dead(alive, losses)
-    parents = dump.read_parents(alive, dead, losses)
-    assert (len(dead), parents.facts) == (0, ())
-    assert verdicts(dead, parents).tolist() == []
-    assert not losses.notes

@@ -2,22 +2,9 @@
 
 """Completions that tasks wait for, and the tasks expected to complete them."""
 
-from tests.locks.events.waits import TYPES, Waits, waits
+from tests.locks.events.waits import Waits, waits
 from tests.locks.seen import Seen, damaged
 from tests.support.overlay import lose_page
-
-
-def test_only_waiters_wait(locks: Seen) -> None:
-    """Among the guest's waiters, exactly those of event locks have requests."""
-    recorded = {
-        (waiter["pid"], lock["type"])
-        for lock in locks.locks(*TYPES)
-        for waiter in lock["waiters"]
-    }
-    ours = {waiter["pid"] for lock in locks.locks() for waiter in lock["waiters"]}
-    requests = waits(locks).requests
-    found = {(tid, requests[tid].lock.type) for tid in ours & requests.keys()}
-    assert found == recorded
 
 
 def test_purpose_of_a_completion(module: Seen) -> None:
@@ -48,17 +35,6 @@ def test_vfork_child_that_has_not_called_exec(tasks: Seen) -> None:
         assert found.holders(lock) == [(child, "exact")]
         assert found.what(parent) == f"child {child} to exec"
     assert not alone.losses.notes
-
-
-def test_completion_of_io_has_no_owner(tasks: Seen) -> None:
-    found = waits(tasks)
-    for task in ("disk-direct-read", "disk-direct-write"):
-        tid = tasks.tid(task)
-        lock = found.requests[tid].lock
-        assert lock.type == "completion"
-        assert found.queue(lock) == [tid]
-        assert found.holders(lock) == []
-        assert found.what(tid) == "block I/O"
 
 
 def test_vfork_child_that_cannot_be_read(tasks: Seen) -> None:

@@ -49,13 +49,6 @@ def test_owner_of_a_lookup(tasks: Seen) -> None:
         assert [holder.task for holder in holders] == [tasks.address("wait4")]
 
 
-def test_waits_on_other_things_are_not_wait_queues(tasks: Seen) -> None:
-    """Waits for locks, polls, children, and waits without a queue."""
-    others = ("pipe-mutex", "directory-read", "frozen-write", "poll", "epoll-wait")
-    for task in (*others, "wait4", "over-high", "futex-wait", "file-direct-read"):
-        assert tasks.tid(task) not in waits(tasks).requests, task
-
-
 def test_waiter_that_cannot_be_read(module: Seen) -> None:
     """The list is broken, so no waiter is reported rather than a wrong one."""
     (lock,) = module.locks("wait_queue")

@@ -2,13 +2,12 @@
 
 """Requests of tasks for events (completions, wait queues, folios, bits)."""
 
-from collections.abc import Callable
 from functools import lru_cache
 
 from msatools.locks.context import BlockedTask, LockContext
 from msatools.locks.lock_types import holders_of, queue_of, requests_of, what_of
 from msatools.locks.report import Lock, Request
-from tests.locks.seen import Seen, Truth
+from tests.locks.seen import Seen
 
 TYPES = ("completion", "wait_queue", "folio", "bit_wait")
 
@@ -46,23 +45,3 @@ class Waits:
 @lru_cache(maxsize=4)
 def waits(seen: Seen) -> Waits:
     return Waits(seen)
-
-
-def check_locks(found: Waits, type_: str, check: Callable[[Truth, Lock], None]) -> int:
-    """
-    Check the waiters of all locks of a type, in order, by the guest's record.
-
-    :param check: Called with each lock as recorded and as found.
-    :return: The number of locks.
-    """
-    truths = found.seen.locks(type_)
-    for lock in truths:
-        pids = [waiter["pid"] for waiter in lock["waiters"]]
-        (one,) = {found.requests[pid].lock for pid in pids}
-        assert one.type == type_
-        if lock["address"] is not None:
-            assert one.address == int(lock["address"], 16)
-        assert found.queue(one) == pids, lock["name"]
-        check(lock, one)
-    assert not found.losses.lost
-    return len(truths)

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 from drgn import FaultError
 from msgspec.structs import replace
 
-from msatools.locks import servers as fuse_module
 from msatools.locks.context import BlockedTask, LockContext
-from msatools.locks.disks import all_disks
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of
-from msatools.locks.report import Lock, Request
+from msatools.locks.report import Request
 from msatools.locks.servers import fuse_mounts
 from tests.locks.seen import Seen, Truth
 
@@ -66,17 +63,6 @@ def dump(stock: Seen) -> Outside:
     return outside_of(stock)
 
 
-def test_server_of_each_waiter(dump: Outside) -> None:
-    connections: dict[str, set[object]] = {}
-    for lock, found in dump.clients("folio", "wait_queue"):
-        assert (found.kind, found.path) == ("fuse", lock["mount"])
-        assert found.pid == lock["fuse_server"], lock["name"]
-        connections.setdefault(lock["mount"], set()).add(found.identity)
-    # Each mount has one connection of its own.
-    assert {len(identities) for identities in connections.values()} == {1}
-    assert len(set.union(*connections.values())) == len(connections) == 3
-
-
 def test_confidence_of_a_server(dump: Outside) -> None:
     """A server that reads requests is exact; one that only has the device is likely."""
     by_mount = {
@@ -105,38 +91,6 @@ def test_confidence_of_a_server(dump: Outside) -> None:
         assert found.text == text.format(found.pid)
 
 
-def test_single_task_is_explained_without_searching_all(dump: Outside) -> None:
-    """Only servers that read are found, on the connection's own wait queue."""
-    by_mount = {
-        lock["mount"]: (found.text.partition(",")[0], found.pid)
-        for lock, found in dump.clients("folio", context=dump.seen.context(alone=True))
-    }
-    server = by_mount["/mnt/fuse"][1]
-    assert by_mount == {
-        "/mnt/fuse": (f"FUSE server {server} fuse-server (/mnt/fuse)", server),
-        "/mnt/fuse-busy": ("FUSE /mnt/fuse-busy", None),
-        "/mnt/fuse-locked": ("FUSE /mnt/fuse-locked", None),
-    }
-
-
-def test_server_is_not_a_client(dump: Outside) -> None:
-    case = dump.case("fuse-server")
-    assert case.is_in("fuse_dev_do_read")
-    assert external(dump.context, case, ()) is None
-
-
-def test_connection_without_a_server(
-    dump: Outside, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fuse_module, "_DEVICE", 0)
-    context = dump.seen.context()
-    found = dump.of(dump.busy, context)
-    assert found is not None
-    assert found.pid is None
-    assert found.servers == ()
-    assert found.text == "FUSE /mnt/fuse-busy: nobody reads its requests"
-
-
 def test_damaged_list_of_file_systems_is_noted(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,21 +116,6 @@ def test_unreadable_devices_are_noted(
     monkeypatch.setattr(fuse_mounts(context), "_object", fails)
     assert fuse_mounts(context)._openers == {}
     assert context.losses.lost["servers_unreadable"] >= 3
-
-
-def test_frozen_file_systems(dump: Outside) -> None:
-    identities = set()
-    waiters = list(dump.waiters("percpu_rwsem"))
-    for lock, pid in waiters:
-        found = dump.of(pid)
-        assert found is not None, lock["name"]
-        assert (found.kind, found.path) == ("frozen", lock["path"])
-        assert found.text == f"frozen file system {lock['path']}"
-        assert found.pid is None
-        identities.add(found.identity)
-    # A write and a page fault wait for different locks of one file system.
-    assert len({lock["name"] for lock, _ in waiters}) == 2
-    assert len(identities) == 1
 
 
 def test_lock_outside_a_file_system_is_not_frozen(dump: Outside) -> None:
@@ -207,13 +146,6 @@ def test_suspended_disks(dump: Outside) -> None:
     assert len(compared) == 2
 
 
-def test_other_disks_are_not_suspended(dump: Outside) -> None:
-    """The frozen file system is on a working disk."""
-    disks = all_disks(dump.context)
-    suspended = {disk.numbers for disk in disks.all if disks.is_suspended(disk)}
-    assert suspended == {"254:0", "254:1", "254:2"}
-
-
 def test_locks_with_owners_are_not_external(dump: Outside) -> None:
     """This includes locks of files on FUSE or on a suspended disk."""
     types = ("rwsem", "mutex", "futex", "pi_futex", "posix_lock", "flock")
@@ -232,11 +164,3 @@ def test_journals_and_swap(tasks: Seen) -> None:
     assert (swap.kind, swap.text) == ("swap", "swap on dm-2 254:2 (suspended)")
     # A task that waits for a commit waits for the journal's thread.
     assert dump.of("file-fsync") is None
-
-
-def test_folio_without_a_file_is_not_external(dump: Outside) -> None:
-    case = dump.case(1)
-    words = np.zeros(0, np.uint64)
-    stack = type(case.stack)(dump.context.layout, case.address, case.stack.base, words)
-    bare = replace(case, names=(), stack=stack, file=None)
-    assert external(dump.context, bare, [Request(Lock("folio", None, 0))]) is None

@@ -12,9 +12,7 @@ import drgn
 import pytest
 from drgn.helpers.linux.block import disk_name, for_each_disk
 from drgn.helpers.linux.fs import d_path, for_each_file, for_each_mount, mount_dst
-from drgn.helpers.linux.mm import for_each_vma
 from drgn.helpers.linux.module import find_module
-from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
 from msgspec.structs import replace
@@ -91,39 +89,6 @@ def dump(tasks: Seen) -> Iterator[Dump]:
 # --- kernel locks that tasks wait for
 
 
-def test_file_system_is_named_by_its_root(dump: Dump) -> None:
-    found = dump.name("rename-mutex")
-    assert (found.name, found.path) == ("s_vfs_rename_mutex of /mnt/slow", "/mnt/slow")
-
-
-def test_locks_of_an_address_space(dump: Dump) -> None:
-    pid = dump.truth("unmap")["mm_of"]
-    found = dump.name("cmdline-read")
-    assert found == Name(
-        name=f"mm_struct({pid} unmap).mmap_lock", pid=pid, cache="mm_struct"
-    )
-    found = dump.name("unmap")
-    # Since 6.4 each mapping has a lock of its own.
-    if dump.context.layout.has("vma_lock", "lock"):
-        assert found.name == f"vm_area_struct({pid} unmap).vm_lock"
-        assert found.cache == "vma_lock"
-    else:
-        assert found.name == f"mm_struct({pid} unmap).mmap_lock"
-    assert found.pid == pid
-
-
-def test_pipe(dump: Dump) -> None:
-    """A pipe's mutex is identified only by a waiter's open file."""
-    inode = dump.truth("pipe-mutex")["inode"]
-    lock = dump.lock("pipe-mutex")
-    found = dump.names.name(lock, [dump.case("pipe-mutex")])
-    assert (found.name, found.inode) == (f"pipe:[{inode}]", inode)
-    alone = LockNames(dump.context).name(lock, [])
-    offset = dump.context.layout.offset("pipe_inode_info", "mutex")
-    assert alone == Name(name=f"{found.cache}+{offset:#x}", cache=found.cache)
-    assert "kmalloc" in str(found.cache)
-
-
 # --- data, bits and queues
 
 
@@ -194,17 +159,6 @@ def test_futexes_on_heap_and_stack(dump: Dump) -> None:
         lock = replace(request.lock, address=address, key=key)
         assert dump.names.name(lock, [case]) == Name(name=name, pid=pid)
     assert LockNames(dump.context).name(request.lock, []) == Name()
-
-
-def test_futexes_in_shared_files(dump: Dump) -> None:
-    case, on = dump.case("futex-shared"), dump.truth("futex-shared")
-    (request,) = futex_requests(dump.context, case)
-    found = dump.names.name(request.lock, [case])
-    assert found.inode == on["inode"]
-    assert found.path == "/dev/shm/futex"
-    key = request.lock.key
-    assert isinstance(key, tuple)
-    assert found.name == f"/dev/shm/futex+{key.file_offset:#x}"
 
 
 # --- locks without waiters in these dumps
@@ -286,38 +240,6 @@ def test_sockets(dump: Dump) -> None:
         assert (found.name, found.inode) == (f"lock of socket:[{inode}]", inode)
 
 
-def test_processes_and_their_memory(dump: Dump) -> None:
-    compared = 0
-    for task in list(for_each_task(dump.prog))[::50]:
-        leader, pid = task.group_leader, task.tgid.value_()
-        comm = leader.comm.string_().decode()
-        signal = task.signal.value_()
-        found = dump.member("mutex", signal, "signal_struct", "cred_guard_mutex")
-        assert found.name == f"signal_struct({pid} {comm}).cred_guard_mutex"
-        found = dump.member("rwsem", signal, "signal_struct", "exec_update_lock")
-        assert (found.name, found.pid) == (
-            f"signal_struct({pid} {comm}).exec_update_lock",
-            pid,
-        )
-        compared += 1
-    assert compared > 20
-
-
-def test_anonymous_memory(dump: Dump) -> None:
-    pid = dump.seen.named["futex-wait"]["pid"]
-    task = find_task(dump.prog, pid)
-    own = 0
-    for vma in for_each_vma(task.mm):
-        if not vma.anon_vma:
-            continue
-        found = dump.member("rwsem", vma.anon_vma.value_(), "anon_vma", "rwsem")
-        assert found.name is not None
-        # After fork() it can share an anon_vma with its parent.
-        own += found.name == f"anon_vma({pid} futex-wait).rwsem"
-        assert found.cache == "anon_vma"
-    assert own > 0
-
-
 def test_terminals_and_trees(dump: Dump) -> None:
     file = dump.case("tty-read").file
     assert file is not None
@@ -370,15 +292,6 @@ def test_variables(dump: Dump) -> None:
     module = find_module(prog, b"dm_mod")
     assert module is not None
     assert variables.name(module.value_()) in ("__this_module", None)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_per_cpu_variable_with_dwarf(name: str) -> None:
-    """drgn's per_cpu() needs the variable's type, which DWARF has."""
-    dump = Dump(seen(name, "dwarf"))
-    address = per_cpu(dump.prog["runqueues"], 1).address_
-    found = dump.names.name(Lock("spinlock", address), [])
-    assert found == Name(name="runqueues of cpu1")
 
 
 def test_lockdep_keys_hide_no_variable(dump: Dump) -> None:

@@ -8,14 +8,7 @@ import pytest
 
 from msatools.locks import sleeping_locks
 from msatools.locks.kernel_locks import LIST_LOCKS, KernelLock, KernelLocks, Record
-from msatools.locks.report import (
-    Holder,
-    Lock,
-    LockTypeName,
-    Mode,
-    QueuedWaiter,
-    Request,
-)
+from msatools.locks.report import Holder, Lock, LockTypeName, Mode, QueuedWaiter
 from tests.locks.madememory import BASE, SIZE
 from tests.locks.sleeping.madekernel import (
     LOCK,
@@ -24,11 +17,9 @@ from tests.locks.sleeping.madekernel import (
     TASKS,
     WAITERS,
     MadeKernel,
-    per_task,
 )
 
 TASK_OFFSET, TYPE_OFFSET = 16, 24
-WRITE, READ = 0, 1
 OWNER = TASKS[7]
 WAITING = 1
 """The bit in a mutex's owner word that tasks wait; in a rwsem's count it is bit 1."""
@@ -149,54 +140,6 @@ def test_waiters(kernel: Locks, kind: Kind, numbers: tuple[int, ...]) -> None:
     assert not kernel.losses.lost
 
 
-def test_readers_and_writers_of_one_queue(kernel: Locks) -> None:
-    read, write = KINDS[2], KINDS[3]
-    kernel.wait(read, 0, 1, 2)
-    kernel.write_u32(WAITERS[1] + TYPE_OFFSET, WRITE)
-    queue = kernel.locks().queue("rwsem", LOCK)
-    modes: list[Mode] = ["read", "write", "read"]
-    assert queue == [
-        QueuedWaiter(task, mode) for task, mode in zip(TASKS, modes, strict=False)
-    ]
-    found = kernel.find(write, 1)
-    assert found is not None
-    assert found.mode == "write"
-
-
-@kinds
-def test_lock_is_found_if_a_task_pointer_follows_it(kind: Kind) -> None:
-    kernel = Locks()
-    kernel.wait(kind, 0, 1)
-    kernel.write(LOCK + kind.list_offset + TASK_OFFSET, TASKS[5])
-    found = kernel.find(kind, 0)
-    assert found is not None
-    assert (found.address, found.waiters) == (LOCK, 2)
-
-
-@kinds
-def test_lock_in_a_variable(kind: Kind) -> None:
-    """The lock is in the kernel image, not in the direct map."""
-    kernel = Locks()
-    kernel.wait(kind, 0, 1)
-    image = 0xFFFF_FFFF_8200_0000
-    kernel.prog.add_memory_segment(
-        image,
-        SIZE,
-        lambda address, count, offset, physical: bytes(
-            kernel.memory[offset : offset + count]
-        ),
-    )
-    lock = image + LOCK - BASE
-    kernel.link(lock + kind.list_offset - image + BASE, WAITERS[0], WAITERS[1])
-    kernel.write(WAITERS[0] + 8, lock + kind.list_offset)
-    kernel.write(WAITERS[1], lock + kind.list_offset)
-    kernel.write(LOCK + kind.list_offset + TASK_OFFSET, TASKS[5])
-    kernel.push(0, lock)
-    found = kernel.find(kind, 0)
-    assert found is not None
-    assert (found.address, found.waiters) == (lock, 2)
-
-
 @kinds
 def test_lock_whose_word_has_no_waiters_is_rejected(kernel: Locks, kind: Kind) -> None:
     kernel.wait(kind, 0, 1)
@@ -310,20 +253,6 @@ def test_blocked_on_a_waiter(kernel: Locks, kind: Kind) -> None:
         assert found.address == lock
 
 
-def test_records_come_from_the_table_of_tasks() -> None:
-    kernel = Locks(first=True)
-    kernel.wait(KINDS[3], 0)
-    kernel.push(0)
-    kernel.columns["blocker"] = per_task({0: LOCK | 3})
-    lock = Lock("rwsem", LOCK)
-    context, case = kernel.context(), kernel.case(0, KINDS[3].function)
-    assert sleeping_locks.sleeping_request(context, case) == Request(lock, "write")
-    assert sleeping_locks.sleeping_queue(context, lock) == [
-        QueuedWaiter(TASKS[0], "write")
-    ]
-    assert sleeping_locks.holders(context, lock) == [Holder(OWNER, "exact")]
-
-
 # --- damaged and long lists
 
 
@@ -353,16 +282,6 @@ def test_damaged_queue(kernel: Locks, kind: Kind, node: int) -> None:
     assert kernel.locks().queue(kind.type, LOCK) is None
     assert kernel.losses.lost["waiters_unreadable"] >= 1
     assert kernel.locks().queue(kind.type, BASE + SIZE) is None
-
-
-@kinds
-def test_queue_that_ends_too_early(kernel: Locks, kind: Kind) -> None:
-    """A waiter leads back to the start, whose previous entry is another one."""
-    kernel.wait(kind, 0, 1, 2)
-    start = WAITERS[0] if kernel.first else LOCK + kind.list_offset
-    kernel.write(WAITERS[1], start)
-    assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.losses.lost["waiters_unreadable"] == 1
 
 
 @kinds

@@ -5,7 +5,6 @@
 import pytest
 
 from msatools.locks import sleeping_locks
-from msatools.locks.kernel_locks import KernelLock
 from msatools.locks.report import (
     Holder,
     Lock,
@@ -86,22 +85,6 @@ def kernel() -> RtKernel:
     return RtKernel(rt=False)
 
 
-def test_rt_mutex(kernel: RtKernel) -> None:
-    kernel.wait(2, 0, 1)
-    context, lock = kernel.context(), Lock("rt_mutex", LOCK)
-    for number in (0, 1, 2):
-        # The mutex further out is not waited for: here it is not an rt_mutex.
-        case = kernel.case(number, "rt_mutex_slowlock", "i2c_transfer", "__mutex_lock")
-        assert sleeping_locks.sleeping_request(context, case) == Request(lock)
-        found = sleeping_locks.sleeping_find(context, case)
-        assert found is not None
-        assert (found.waiters, found.owner) == (3, OWNER)
-    queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
-    assert sleeping_locks.sleeping_queue(context, lock) == queue
-    assert sleeping_locks.holders(context, lock) == [Holder(OWNER, "exact")]
-    assert sleeping_locks.sleeping_readers(context, lock) is None
-
-
 @pytest.mark.parametrize("word", [0, 1], ids=["free", "handed off"])
 def test_rt_mutex_without_an_owner(kernel: RtKernel, word: int) -> None:
     kernel.wait(2, 0, 1, owner=word)
@@ -171,14 +154,6 @@ def test_locks_of_preempt_rt(
     assert sleeping_locks.sleeping_readers(context, lock) == (
         0 if type_ == "rwsem" else None
     )
-
-
-def test_spinning_waiter_has_no_lock() -> None:
-    """The stack is not searched for waiters of non-RT locks."""
-    kernel = RtKernel(rt=True)
-    case = kernel.case(0, "__mutex_lock.isra.0", "mutex_lock")
-    found = sleeping_locks.sleeping_find(kernel.context(), case)
-    assert found == KernelLock("mutex", None, None, None, None)
 
 
 def test_writer_that_waits_for_readers() -> None:

@@ -5,7 +5,7 @@
 from typing import Any
 
 import pytest
-from drgn import FaultError, ProgramFlags
+from drgn import FaultError
 
 from msatools.locks import spinlocks
 from msatools.locks.report import Holder, Lock, Request
@@ -69,10 +69,6 @@ def empty(nodes: Any) -> Any:
     return spinlocks.drgn.helpers.linux.percpu.per_cpu(nodes, 0)
 
 
-def test_no_spins_in_other_dumps(tasks: Seen) -> None:
-    assert spins_of(tasks) == {}
-
-
 def test_unreadable_cpus_are_noted(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,19 +79,6 @@ def test_unreadable_cpus_are_noted(
     context = spinning.context()
     assert spins(context, stack_bytes(spinning.prog)) == []
     assert context.losses.lost["cpus_unreadable"] > 1
-
-
-def test_registers_of_a_running_kernel_are_not_read() -> None:
-    class Program:
-        flags = ProgramFlags.IS_LIVE
-
-    class Reader:
-        prog = Program()
-
-    class Live:
-        reader = Reader()
-
-    assert spins(Live(), 0) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import drgn
 import pytest
 
 from fixtures import lab
-from msatools.errors import MissingError
 from msatools.kernel.report import LossLog
 from msatools.locks.spinlocks import SpinQueues
 from msatools.program import TargetSpec, open_target
@@ -25,18 +24,6 @@ def queues(seen: Seen) -> SpinQueues:
 def test_all_but_the_first_waiter_are_in_a_queue(spinning: Seen) -> None:
     (lock,) = spinning.locks("spinlock")
     assert queues(spinning).waiting() == len(lock["waiters"]) - 1 == 1
-
-
-def test_no_queues_in_other_dumps(tasks: Seen) -> None:
-    assert queues(tasks).waiting() == 0
-
-
-def test_kernel_without_queues(spinning: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise MissingError("qnodes")
-
-    monkeypatch.setattr("msatools.locks.spinlocks.read_percpu", none)
-    assert queues(spinning).waiting() == 0
 
 
 def test_sample_counts_queued_cpus(tmp_path: Path) -> None:

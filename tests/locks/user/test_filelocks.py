@@ -60,16 +60,6 @@ def queue(
     return list(zip(pids, [waiter.mode for waiter in found], strict=True))
 
 
-def test_modes(dump: Seen) -> None:
-    context = dump.context()
-    if dump.run.name.startswith("tasks"):
-        modes = {"flock": "read", "posix-lock": "write", "ofd-lock": "write"}
-    else:
-        modes = {"flock-read": "read", "flock-write": "write", "ofd": "write"}
-    for name, mode in modes.items():
-        assert request_of(dump, context, name).mode == mode
-
-
 def test_task_without_a_file_lock_request(dump: Seen) -> None:
     context = dump.context()
     case = dump.case("flock-owner", context)

@@ -7,14 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from drgn import (
-    Object,
-    Type,
-)
+from drgn import Object, Type
 
 from msatools.kernel.report import LossLog
 from msatools.locks.futexes import Futexes, Waiter
-from msatools.locks.report import FutexKey
 from msatools.locks.struct_reader import Layout
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.locks.seen import Seen
@@ -54,16 +50,6 @@ def test_keys(tasks: Seen) -> None:
     assert shared.shared
     assert shared.of_inode
     assert (shared.address, shared.file_offset) == (None, 0)
-
-
-def test_chain_has_the_waiters_of_its_bucket(tasks: Seen) -> None:
-    waiters = read(tasks)
-    futexes = Futexes(Layout(tasks.reader), LossLog())
-    lock, count = Counter(waiter.lock for waiter in waiters).most_common(1)[0]
-    assert count >= 996
-    chain = list(futexes.chain(lock))
-    assert chain == [waiter for waiter in waiters if waiter.lock == lock]
-    assert list(futexes.chain(lock, 5)) == chain[:5]
 
 
 # --- hash tables that the lab's kernels do not have
@@ -236,17 +222,6 @@ def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
     found, losses = kernel.all(MM, MM + 0x100)
     assert found == [*WAITERS[:2], own]
     assert not losses.lost
-
-
-def test_key(kernel: Kernel) -> None:
-    one_table(kernel)
-    futexes = Futexes(kernel.layout, LossLog())
-    waiter = futexes.read(WAITERS[0])
-    assert waiter.key == FutexKey(MM, 0x7000, 0x10)
-    assert waiter.key.address == 0x7010
-    assert waiter.task == WAITERS[0] + 1
-    by_memory = waiter.key._replace(offset=0x12)
-    assert (by_memory.shared, by_memory.address) == (True, 0x7010)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from itertools import chain
 import pytest
 from drgn import FaultError, Object
 from drgn.helpers.linux.mm import access_remote_vm
-from msgspec.structs import replace
 
 from msatools.locks import c_library, user_locks
 from msatools.locks.context import LockContext
 from msatools.locks.futexes import Waiter, futex_queues, futex_waiters
 from msatools.locks.report import FutexKey, Request
-from msatools.locks.user_locks import condition_at, is_condition
+from msatools.locks.user_locks import condition_at
 from msatools.locks.user_memory import user_memory
 from msatools.program import TargetSpec, open_target
 from tests.locks.seen import Seen, damaged, look_at
@@ -66,45 +65,12 @@ def test_futexes_by_tables_and_by_stacks(tasks: Seen) -> None:
     assert not contexts[1].losses.lost
 
 
-def test_condition_variables_have_no_owners(tasks: Seen) -> None:
-    context = tasks.context()
-    for server in tasks.run.workload["servers"].values():
-        requests: Counter[Request] = Counter()
-        for worker in server["workers"]:
-            task = int(tasks.table["address"][tasks.rows[worker]])
-            requests.update(user_locks.futex_requests(context, task))
-        assert requests.total() == len(server["workers"])
-        # They can wait on either of its two words.
-        assert [request.lock.address for request in requests] == [server["condition"]]
-        queued = chain(*(queue(tasks, context, request) for request in requests))
-        assert sorted(queued) == sorted(server["workers"])
-        for request, count in requests.items():
-            assert is_condition(context, request.lock, 0)
-            assert request.mode is None
-            assert owners(tasks, context, request) == []
-            assert user_locks.readers(context, request.lock) is None
-            assert len(queue(tasks, context, request)) == count
-    assert not context.losses.lost
+def confidence(name: str) -> str:
+    """Return the confidence of an owner.
 
-
-def test_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
-    """It moved from one queue to the other while they were read."""
-    worker = tasks.run.workload["servers"]["server-broadcast"]["workers"][0]
-    task = int(tasks.table["address"][tasks.rows[worker]])
-    context = tasks.context()
-    by_task, _ = futex_waiters(context)
-    (waiter,) = by_task[task]
-    (before,) = user_locks.futex_requests(context, task)
-    key = waiter.key.moved(-4 if waiter.key.offset & 4 else 4)
-    by_task[task].append(replace(waiter, key=key))
-    assert user_locks.futex_requests(context, task) == [before]
-
-
-def test_tasks_that_wait_on_no_futex(tasks: Seen) -> None:
-    context = tasks.context()
-    for name in ("nanosleep", "poll"):
-        assert user_locks.futex_requests(context, tasks.address(name)) == []
-        assert requests_of(tasks, context, name) == []
+    Owners of PI futexes and ended threads (clear_child_tid) are known to the kernel.
+    """
+    return "exact" if name == "join" or "pi-" in f"{name}-" else "likely"
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
@@ -138,29 +104,6 @@ def test_locks_of_the_c_library(stock: Seen, alone: bool) -> None:
     assert wrong == {}
     assert compared > 70
     assert not context.losses.lost
-
-
-def confidence(name: str) -> str:
-    """Return the confidence of an owner.
-
-    Owners of PI futexes and ended threads (clear_child_tid) are known to the kernel.
-    """
-    return "exact" if name == "join" or "pi-" in f"{name}-" else "likely"
-
-
-@pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
-def test_read_write_locks(stock: Seen, alone: bool) -> None:
-    context = stock.context(alone)
-
-    def mode_and_readers(name: str) -> tuple[str | None, int | None]:
-        (request,) = requests_of(stock, context, name)
-        return request.mode, user_locks.readers(context, request.lock)
-
-    for number in (1, 2):
-        assert mode_and_readers(f"rwlock-read-{number}") == ("read", 0)
-        assert mode_and_readers(f"rwlock-write-{number}") == ("write", 0)
-    assert mode_and_readers("rwlock-read-write") == ("write", 2)
-    assert mode_and_readers("normal-1") == (None, None)
 
 
 def test_thread_parked_by_the_c_library(stock: Seen) -> None:

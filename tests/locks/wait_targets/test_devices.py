@@ -14,7 +14,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.storage import Storage
 from msatools.locks.struct_reader import Layout
 from msatools.render.on import on_text
-from tests.locks.seen import STOCK, seen
+from tests.locks.seen import seen
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose
 
@@ -30,18 +30,6 @@ def test_fault_on_a_mapped_device(name: str) -> None:
     assert {key: getattr(found, key) for key in expected} == expected
     assert (found.inode, found.fs) == (None, None)
     assert on_text(found) == f"{expected['path']} {expected['device'].split()[0]}"
-
-
-@pytest.mark.parametrize("name", STOCK)
-def test_file_systems_without_a_device(name: str) -> None:
-    dump = seen(name)
-    ons = [on for on in dump.ons if on is not None and on.kind in ("disk", "page")]
-    fuse = [on for on in ons if (on.path or "").startswith("/mnt/fuse")]
-    assert len(fuse) >= 5
-    assert {(on.fs, on.device) for on in fuse} == {("fuse", None)}
-    rest = [on for on in ons if on.device is not None]
-    assert len(rest) >= 5
-    assert {on.fs for on in rest} == {None}
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.12"])
@@ -70,22 +58,6 @@ def test_all_mounts(name: str) -> None:
         assert re.fullmatch(r"nvme\dn\d+|dm-\d", disk), device
     assert disks
     assert not losses.notes
-
-
-@pytest.mark.parametrize("name", ["memory-5.10"])
-def test_every_block_device_has_the_name_of_its_disk(name: str) -> None:
-    prog = open_dump(name, "btf")
-    storage = Storage(Layout(Reader(prog)), LossLog())
-    blocks = list_for_each_entry(
-        "struct super_block", prog["super_blocks"].address_of_(), "s_list"
-    )
-    devices = [block.s_bdev for block in blocks if block.s_bdev]
-    for device in devices:
-        disk = device.bd_disk.disk_name.string_().decode()
-        found = storage.device(device.value_())
-        assert found is not None
-        assert re.fullmatch(rf"{disk}(p\d+)? \d+:\d+", found)
-    assert devices
 
 
 def test_lost_file_system_costs_only_its_name() -> None:

@@ -4,19 +4,11 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
-from numpy.lib.recfunctions import append_fields
 
-from msatools.kernel.report import LossLog
-from msatools.locks.kernel_locks import LIST_LOCKS, KernelLocks
 from msatools.locks.report import WaitTarget
-from msatools.locks.struct_reader import Layout, OwnStack
-from msatools.locks.wait_targets import Explainer
 from msatools.model import names as fields_of
-from msatools.tasks.table import TaskTable
-from msatools.tasks.waits import TaskClass
 from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
 from tests.support.overlay import lose, lose_page
 
@@ -101,13 +93,6 @@ def test_what_every_named_task_waits_on(dump: Seen) -> None:
     assert compared > 75
 
 
-def test_exceptions_are_still_recorded(dump: Seen) -> None:
-    """Every exception in the table above still applies to a record."""
-    for key, names in NOT_REPORTED.items():
-        for name in names:
-            assert key in dump.named[name]["on"], (key, name)
-
-
 def test_times_that_end_waits(dump: Seen) -> None:
     """Each task sleeps for an hour from about its announcement."""
     hour, compared = 3600 * 10**9, 0
@@ -170,15 +155,6 @@ def end(text: str) -> str | None:
     return f"{'.'.join(map(str, octets))}:{int(port, 16)}"
 
 
-def test_running_tasks_have_no_target(dump: Seen) -> None:
-    running = np.isin(
-        dump.now.classes, (TaskClass.USR, TaskClass.SYS, TaskClass.LAT, TaskClass.ZMB)
-    )
-    rows = np.flatnonzero(running).tolist()
-    assert len(rows) > 8
-    assert all(dump.ons[row] is None for row in rows)
-
-
 def test_nothing_is_lost(dump: Seen) -> None:
     assert not dump.losses.lost
     assert not dump.losses.notes
@@ -226,10 +202,6 @@ def without_now(on: WaitTarget | None) -> Truth:
     return members(on, wanted)
 
 
-def test_dwarf_gives_the_same(tasks: Seen) -> None:
-    assert seen(tasks.run.name, "dwarf").ons == tasks.ons
-
-
 def test_unreadable_stacks_affect_no_other_task() -> None:
     whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
     gone = {"pipe-read", "file-read", "directory-make", "wait4"}
@@ -256,59 +228,6 @@ def test_futex_without_its_hash_table() -> None:
     assert hurt.on("pipe-read") == whole.on("pipe-read")
     assert hurt.losses.coverage["futex_chains_broken"] > 0
     assert "futex_chains_broken" in hurt.losses.lost
-
-
-def test_locks_without_a_wait_list(dump: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As since 7.1: the lock in the task's record is enough."""
-    for name in ("mutex", "rwsem"):
-        without = replace(LIST_LOCKS[name], head="first_waiter")
-        monkeypatch.setitem(LIST_LOCKS, name, without)
-    records, kinds = dump.table.records, {"rename-mutex": 0, "directory-make": 3}
-    blockers = np.zeros(len(records), np.uint64)
-    names = [name for name in records.dtype.names or () if name != "blocker"]
-    for name, kind in kinds.items():
-        blockers[dump.row(name)] = int(dump.on(name).address or 0) | kind
-    made = append_fields(records[names], "blocker", blockers, usemask=False)
-    table = TaskTable(made, dump.table.columns | {"blocker"})
-    rows = np.array([dump.row(name) for name in (*kinds, "pipe-mutex")])
-    losses = LossLog()
-    found = Explainer(dump.reader).explain(
-        table, dump.now, dump.clocks, losses, rows=rows
-    )
-    for on, row in zip(found[:2], rows.tolist(), strict=False):
-        known = dump.ons[row]
-        assert on is not None
-        assert known is not None
-        assert on == replace(known, waiters=None)
-    assert found[2] == WaitTarget(kind="lock", type="mutex")
-    assert not losses.lost
-
-
-def test_walk_of_waiters_is_limited(dump: Seen) -> None:
-    """Three tasks wait; a walk limited to one entry must not find another lock."""
-    row = dump.row("directory-rename")
-    layout, losses = Layout(dump.reader), LossLog()
-    locks = KernelLocks(layout, losses)
-    names = dump.now.stacks.names(dump.now.stacks[row])
-    stacks, pointers = (
-        dump.table[name][row : row + 1].astype(np.uint64) for name in ("stack", "sp")
-    )
-    memory = dump.collector.read(stacks, pointers)
-    base, address = int(memory.base[0]), int(dump.table["address"][row])
-    stack = OwnStack(layout, address, base, memory.stack(0))
-    whole = locks.find(names, stack)
-    assert whole is not None
-    assert whole.waiters == 3
-    locks = KernelLocks(layout, losses)
-    assert locks.find(names, stack, limit=4) == whole
-    locks = KernelLocks(layout, losses)
-    cut = locks.find(names, stack, limit=1)
-    assert cut in (
-        replace(whole, waiters=None),
-        replace(whole, address=None, owner=None, waiters=None),
-    )
-    code = "lock-not-found" if cut and cut.address is None else "waiters-not-counted"
-    assert [found for found, _ in losses.notes] == [code]
 
 
 def test_fault_in_the_memory_of_another(stock: Seen) -> None:
