@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import Command, Excluded, Recorded, argument, rows, textfile
-from msatools.reports.presented import DiffRows
+from msatools.model import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program

@@ -25,12 +25,12 @@ from msatools.cli.recording import (
 from msatools.cli.screen import Appended, footer
 from msatools.kernel.report import R, Session
 from msatools.legends import Entry, Group, completable, find, legend_of
+from msatools.model import Explained, Explanations
 from msatools.program import Target, TargetError
 from msatools.render.blocks import Block, escape
 from msatools.reports import forms
 from msatools.reports.diff import STDIN, ReportFile, Reports, compare, head_of
 from msatools.reports.forms import dumps
-from msatools.reports.presented import Explained, Explanations
 from msatools.selfcheck.model import SelfCheckReport
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     :raises UsageError: if the arguments select from reports that are not recordings
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
-    from msatools.render.header import diff_blocks
+    from msatools.render.diff import diff_blocks
 
     if not all(is_recording(file) for file in args.diff):
         _refuse_choosing(command, args)

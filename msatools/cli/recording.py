@@ -20,9 +20,9 @@ from msgspec import Struct
 import msatools
 from msatools.cli.output import OutputError, check_writable, replace_file
 from msatools.errors import DamagedDataError
+from msatools.model import Gauge
 from msatools.program.model import TargetError
 from msatools.reports import forms
-from msatools.reports.presented import Gauge
 
 # --- --textfile: gauges for the textfile collector of node_exporter.
 #

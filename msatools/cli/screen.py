@@ -24,9 +24,8 @@ from msgspec.structs import replace
 
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost, R
-from msatools.render import show
 from msatools.render.blocks import Block, Span, cut_line, line
-from msatools.render.device import Device, terminal_size
+from msatools.render.device import Device, show, terminal_size
 from msatools.reports import forms
 from msatools.reports.units import size
 

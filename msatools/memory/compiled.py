@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msatools import native
+import msatools.native as native
 from msatools.kernel.reader import Gap, distinct
 from msatools.memory.classes import PageClass, PageLayout
 from msatools.memory.classify import (

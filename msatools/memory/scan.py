@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 import drgn
 from msgspec import Struct
 
-from msatools import native
+import msatools.native as native
 from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Loss, LossLog, Progress

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 from msgspec import Struct
 
 from msatools.kernel.report import ADDED, Report
+from msatools.model import Gauge, single
 from msatools.program.model import UNLISTED, Target
 from msatools.report.log import Cause
-from msatools.reports.presented import Gauge, single
 
 if TYPE_CHECKING:
     from msatools.report.rule import ReportParts

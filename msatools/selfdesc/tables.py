@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import FaultError, Program, Symbol, SymbolBinding, SymbolKind, Type, sizeof
 
-from msatools import native
+import msatools.native as native
 
 # --- Walks over tables of types and symbols in C (_tables.c), and indexes of names.
 

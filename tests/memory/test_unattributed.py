@@ -28,7 +28,7 @@ from msatools.memory.unattributed import (
     StackDepot,
     allocations,
 )
-from msatools.render import show
+from msatools.render.device import show
 from msatools.render.memstat.breakdowns import unattributed_blocks
 from tests.support.dumps import open_dump
 

@@ -5,8 +5,9 @@
 import io
 from collections.abc import Iterable, Mapping
 
-from msatools.render import plain, show
+from msatools.render import plain
 from msatools.render.blocks import Block, Span
+from msatools.render.device import show
 from tests.support.golden import Golden
 
 Screens = Mapping[str, Iterable[Block]]
