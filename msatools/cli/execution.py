@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from drgn import Program
 from msgspec import Struct, field
@@ -47,7 +47,6 @@ from msatools.cli.output import (
     whole,
 )
 from msatools.cli.recording import Recorder, is_recording
-from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.errors import UNREADABLE, OwnFault
 from msatools.kernel.report import Cost, Note, Progress, R, Report, Session, spoils
 from msatools.program import Target, TargetError, TargetSpec, live, open_target
@@ -56,6 +55,9 @@ from msatools.program.model import damaged_types, losses_refused
 from msatools.render.blocks import Block
 from msatools.reports import forms
 from msatools.selfdesc import BtfError
+
+if TYPE_CHECKING:
+    from msatools.cli.screen import Display
 
 # --- Whether a report is incomplete, for the exit status with --strict.
 
@@ -423,7 +425,8 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
             print_blocks(shown_blocks(command, report, args), out, args)
 
 
-# Imported where they are asked for: answers, legends, live_view and sandbox take 13 ms.
+# Imported where they are asked for: answers, legends, live_view, sandbox and screen
+# take 15 ms.
 
 
 def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:
@@ -451,7 +454,9 @@ def _unchosen(command: Command[R], args: Namespace) -> Namespace:
     return Namespace(**{**vars(args), **defaults})
 
 
-def _display(command: Command[R], args: Namespace, interval_s: float) -> Display[R]:
+def _display(command: Command[R], args: Namespace, interval_s: float) -> "Display[R]":
+    from msatools.cli.screen import Appended, JsonLines, Screen, can_redraw, footer
+
     if args.json:
         return JsonLines()
 

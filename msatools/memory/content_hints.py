@@ -14,7 +14,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.code import CodeModules, GeneratedCode, SortedSymbols, module_area
+from msatools.kernel.code import (
+    CodeModules,
+    GeneratedCode,
+    SortedSymbols,
+    kernel_symbol,
+    module_area,
+)
 from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Loss, LossLog
@@ -28,7 +34,7 @@ from msatools.program.linear import page_address
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import finders_of, is_served_by_btf
 from msatools.selfdesc.tables import Symbols, SymbolTable
-from msatools.tasks.text import UnloadedModules, kernel_symbol
+from msatools.tasks.text import UnloadedModules
 
 # --- Looks up symbols of addresses in the kernel image and in modules.
 #

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import (
@@ -43,7 +44,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.text import kernel_symbol
 
 # --- Finds the pages that the block layer's requests are in (block/blk-mq.c).
 

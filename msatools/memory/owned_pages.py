@@ -14,6 +14,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import page_to_pfn
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import OpenFiles, processes
 from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.percpu import possible_cpus
@@ -38,7 +39,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.text import kernel_symbol
 
 # --- Blocks of pages that owners name by an address in the direct map and an order.
 

@@ -33,7 +33,6 @@ from msatools.memory.areas import (
     PercpuPages,
     VmallocAreas,
     cached_stacks,
-    direct_stacks,
     freed_stacks,
     has_vmapped_stacks,
     kernel_stacks,
@@ -60,7 +59,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.identity import address_spaces
 
 # --- Finds pages that hold data of pipes (fs/pipe.c) and sockets (net/core/skbuff.c).
 #
@@ -523,6 +521,9 @@ def _claim_direct_stacks(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     if not has_vmapped_stacks(reader.prog):
+        # With it, which is usual, nothing here needs the tasks: that spares 10 ms.
+        from msatools.tasks.stacks import direct_stacks
+
         owners.direct_stacks = True
         owners.claim(PageClass.STACKS, direct_stacks(reader, losses))
 
@@ -546,10 +547,16 @@ def _claim_page_tables(
         )
         return
     tables = PageTables(reader, losses)
-    own = tables.kernel_tables() | tables.user_top_tables(
-        lambda: [space.top for space in address_spaces(reader, losses)]
-    )
+    tops = partial(_top_tables, reader, losses)
+    own = tables.kernel_tables() | tables.user_top_tables(tops)
     owners.claim(PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
+
+
+def _top_tables(reader: Reader, losses: LossLog) -> list[int]:
+    # Not on x86-64, where importing what reads tasks takes 10 ms.
+    from msatools.tasks.identity import address_spaces
+
+    return [space.top for space in address_spaces(reader, losses)]
 
 
 def _claim_pipes(

@@ -21,18 +21,18 @@ from msatools.kernel.code import (
     GeneratedCode,
     GeneratedSymbol,
     SortedSymbols,
+    kernel_symbol,
     module_area,
 )
 from msatools.kernel.mm import PageTables
 from msatools.kernel.reader import Reader, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.program.arch import table_format
-from msatools.selfdesc.find import find_symbol, find_type, member_of, object_at
+from msatools.selfdesc.find import find_type, member_of, object_at
 from msatools.selfdesc.load import (
     LoadedModule,
     finders_of,
     is_served_by_btf,
-    main_module,
 )
 
 # --- Address ranges of the kernel's code, and its functions by address.
@@ -154,37 +154,6 @@ def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
         symbol.binding == drgn.SymbolBinding.GLOBAL,
         -len(symbol.name),
     )
-
-
-def kernel_symbol(prog: drgn.Program, name: str) -> int:
-    """
-    Find the address of a symbol of the kernel proper, which may not exist.
-
-    drgn would search for a missing one in every module.
-
-    :raises MissingError: if the kernel does not have it
-    """
-    if not is_served_by_btf(prog):
-        return _relocated(prog, int(find_symbol(prog, name).address))
-    found = finders_of(prog).symbols(prog, name, None, True)
-    if not found:
-        raise MissingError(f"the kernel has no {name}")
-    return int(found[0].address)
-
-
-def _relocated(prog: drgn.Program, address: int) -> int:
-    """
-    Return the address of a symbol of debug info where the kernel runs.
-
-    drgn leaves the symbols of the section .brk, such as _end, where they were linked if
-    debug info is in the file of the kernel itself, as in a kernel of one's own build.
-    """
-    module = main_module(prog)
-    ranges, bias = module.address_ranges or (), module.debug_file_bias or 0
-    for place in (address, address + bias):
-        if any(start <= place <= end for start, end in ranges):
-            return place
-    return address
 
 
 def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
