@@ -14,14 +14,9 @@ from drgn import Program
 
 from msatools.cli.arguments import Answer, Command, Recorded, given_options, make_parser
 from msatools.cli.execution import RunResult, is_incomplete, print_report
-from msatools.cli.options import ALL, UnknownName, UsageError, Words
+from msatools.cli.options import ALL, UnknownName, UsageError, Words, is_recording
 from msatools.cli.output import device, output, stop_if_told
-from msatools.cli.recording import (
-    RecordedSample,
-    Recording,
-    RecordingError,
-    is_recording,
-)
+from msatools.cli.recording import RecordedSample, Recording, RecordingError
 from msatools.cli.screen import Appended, footer
 from msatools.kernel.report import R, Session
 from msatools.legends import Entry, Group, completable, find, legend_of

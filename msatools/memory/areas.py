@@ -13,13 +13,14 @@ from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.code import function_name, kernel_symbol
-from msatools.kernel.mm import PageTables, vmemmap_base
+from msatools.kernel.mm import PageTables
 from msatools.kernel.percpu import possible_cpus, unit_offsets
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_columns, list_records
 from msatools.program.arch import table_format
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     ask,
     find_constant,

@@ -12,7 +12,6 @@ from msgspec import Struct
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import OpenFiles
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import (
     U64,
     Addresses,
@@ -35,6 +34,7 @@ from msatools.memory.owned_pages import (
     heads_of,
     pages_of_blocks,
 )
+from msatools.program.linear import vmemmap_base
 from msatools.program.model import Address
 from msatools.selfdesc.find import (
     drgn_lookups,

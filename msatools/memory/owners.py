@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.files import OpenFiles, processes
-from msatools.kernel.mm import PageTables, Zone, pmd_order, vmemmap_base
+from msatools.kernel.mm import PageTables, Zone, pmd_order
 from msatools.kernel.reader import (
     Addresses,
     Reader,
@@ -52,6 +52,7 @@ from msatools.memory.owned_pages import (
     tracing_pages,
 )
 from msatools.program.arch import table_format
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
