@@ -222,9 +222,9 @@ def parse_names(command: str, word: str) -> list[str]:
 
 
 def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None:
-    """Refuse what has no effect with ``--why``.
+    """Refuse arguments that have no effect with ``--why``.
 
-    :raises UsageError: if there is something
+    :raises UsageError: if there are any
     """
     for _, option in given_options(parser, args):
         if option not in _EXPLANATION_WITH:

@@ -159,7 +159,7 @@ def _send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-# --- the display
+# --- Displays of samples: JSON lines, appended text, or a screen that is redrawn.
 
 
 def is_in_front(stream: TextIO | None) -> bool:

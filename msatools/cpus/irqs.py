@@ -467,7 +467,7 @@ def _by_cpu(table: IrqTable, row: int) -> dict[int, int]:
     return dict(zip(table.cpus[came].tolist(), counts[came].tolist(), strict=True))
 
 
-# --- reading
+# --- Reads the descriptors and counters of interrupts.
 
 
 class _Bits:

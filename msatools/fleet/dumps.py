@@ -70,7 +70,7 @@ NO_DUMP = "no dump"
 
 
 class Told(NamedTuple):
-    """The callbacks for folders and files that give no dump."""
+    """Callbacks for folders that cannot be read and files that are no dumps."""
 
     unread: Unread = lambda error: None
     left_out: LeftOut = lambda path, what: None

@@ -331,7 +331,7 @@ def _error(sums: _LockSums, looks: int) -> float:
     return math.sqrt(max(variance, 0) / looks)
 
 
-# --- the session
+# --- Runs of msa-locks: its report, and its intervals with samples.
 
 
 _COVERAGE = (
@@ -358,7 +358,7 @@ def collect_locks(
     progress: Progress | None = None,
 ) -> LocksReport:
     """
-    Find all blocked tasks of a kernel, what they wait for and who has that.
+    Find all blocked tasks of a kernel, the locks that they wait for and the owners.
 
     >>> report = collect_locks(prog)
     >>> report.roots[0].pid, report.roots[0].reason

@@ -331,7 +331,8 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
 def freed_stacks(reader: Reader, starts: Addresses) -> int:
     """Count the stacks that are freed after an RCU grace period.
 
-    They are counted no more, but still there. Each has the callback at its low end,
+    The kernel's counter (NR_KERNEL_STACK_KB) no longer has them, though their memory is
+    still in use. Each has the callback at its low end,
     which is cleared when it runs (kernel/fork.c, struct vm_stack; since "fork: Only
     cache the VMAP stack in finish_task_switch", in v5.18).
 

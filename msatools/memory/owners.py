@@ -325,7 +325,7 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
     return np.concatenate(parts)
 
 
-# --- owners
+# --- Structures of the kernel that own pages, and the pages of each.
 
 
 _CLAIM_BITS = 64 - PFN_BITS
@@ -375,7 +375,7 @@ class Owners(Struct):
     def claim(self, code: int, pfns: Pfns) -> None:
         """Claim pages for a class; impossible pfns of a damaged dump are dropped.
 
-        :raises DamagedDataError: if there are more claims than have a number
+        :raises DamagedDataError: if there are more than :data:`_MAX_CLAIMS` claims
         """
         if len(self.owned) >= _MAX_CLAIMS:
             raise DamagedDataError(f"more than {_MAX_CLAIMS:,} kinds of owners")

@@ -269,7 +269,7 @@ def _disk(head: bytes) -> Foreign | None:
     return Foreign("a disk image (MBR), not memory", _DISK)
 
 
-# --- headers
+# --- The headers of a dump: format, machine, level, and what is missing.
 
 
 _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}

@@ -493,7 +493,7 @@ def _vmware_memory(path: str, read: ReadAt) -> Memory:
 
 
 def elf_ranges(headers: formats.Elf) -> list[MemoryRange]:
-    """Return what a core has of physical memory.
+    """Return the ranges of physical memory that an ELF core has.
 
     :raises DamagedDataError: if two segments overlap
     """

@@ -178,7 +178,7 @@ _AT_ONCE = 64
 """Items of a list to serialise at once: each call has a cost."""
 
 
-# --- models
+# --- The fields of a model that JSON has, and the form of each.
 
 
 class _Shape(Struct, frozen=True):
@@ -243,7 +243,7 @@ def _getter(listed: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
     return lambda row: tuple(getattr(row, name) for name in listed)
 
 
-# --- values
+# --- Converts values to what JSON can hold.
 
 
 _PLAIN = frozenset((str, int, bool, type(None)))
@@ -294,7 +294,7 @@ def _number(value: float) -> object:
     return msgspec.Raw(repr(float(value)).encode())
 
 
-# --- text
+# --- Writes plain values as JSON text.
 
 _ESCAPED = re.compile("[^\\x00-\\x7e]")
 

@@ -58,7 +58,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the part in C; ``None`` if it was not built, or is not wanted."""
+    """Return the compiled library; ``None`` if not built, or turned off."""
     return _loaded() if native.is_wanted() else None
 
 

@@ -134,7 +134,7 @@ class PageAnswers:
         return None if address is None else self._slabs.cache_at(address)
 
 
-# --- the finder
+# --- Finds what an address is: tries each kind of memory in turn.
 
 
 _AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP
