@@ -58,7 +58,7 @@ _CLASSES = {
 }
 
 BLOCKS_HELD = 4
-"""Blocks whose results there is room for, even if each page has some of its own."""
+"""Size of the buffer for results, in blocks: enough if each page has its own result."""
 
 _ROOM: dict[str, tuple[type[np.generic], int]] = {
     "mapping": (np.uint64, 1),

@@ -245,7 +245,7 @@ class _Queue(Struct, frozen=True):
 
 
 def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
-    """Return the pfns of all pages; of a compound page its head, or all pages."""
+    """Return the pfns of pages for DMA; of a compound page its head, or all pages."""
     prog = reader.prog
     page = int(find_variable(prog, "PAGE_SIZE").value_())
     parts = [NO_PFNS]

@@ -163,7 +163,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """When it crashed, by the log's clock."""
 
     is_jump: Annotated[bool, ADDED] = False
-    """Whether that function jumped to what is no code."""
+    """Whether that function jumped to an address without code."""
 
     unloaded: Annotated[Unloaded | None, ADDED] = None
     """What is known of the address, if modules were there and none is."""

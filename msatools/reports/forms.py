@@ -32,8 +32,6 @@ _DTYPES = frozenset(
 ) | {"bool", "float64"}
 """Types of arrays; those of bytes (``S48``) and text (``U1``) also have a length."""
 
-_MAX_TEXT = 1 << 12
-
 _Array = dict[str, Any]
 
 
