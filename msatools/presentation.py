@@ -74,7 +74,7 @@ def blocks(report: Any) -> Iterable[Block]:
     from msatools.memory.diff import MemstatDiff
     from msatools.render.diff import diff_blocks
     from msatools.render.memstat.diff import memstat_diff_blocks
-    from msatools.render.selfcheck.report import selfcheck_blocks
+    from msatools.render.selfcheck import selfcheck_blocks
     from msatools.reports.diff import ReportDiff
     from msatools.selfcheck.model import SelfCheckReport
 

@@ -314,7 +314,7 @@ def checks_of(command: Command[Any]) -> "Sequence[Check]":
 
 
 def _blocks(report: SelfCheckReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.selfcheck.report import selfcheck_blocks
+    from msatools.render.selfcheck import selfcheck_blocks
 
     return selfcheck_blocks(report, verbose=args.verbose)
 
