@@ -20,7 +20,7 @@ from msatools.cli.arguments import (
     view,
 )
 from msatools.cli.options import UsageError, column_list, cpu_list, name_list
-from msatools.reports.presented import DiffRows
+from msatools.model import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program

@@ -133,7 +133,7 @@ def _show(args: argparse.Namespace) -> int:
     from msatools.cli.output import check_writable, device, output, replace_file
     from msatools.fleet.buckets import read_fleet
     from msatools.fleet.store import Results
-    from msatools.render import show
+    from msatools.render.device import show
     from msatools.render.fleet.fleet import fleet_blocks
     from msatools.reports import forms
 
@@ -181,7 +181,7 @@ def _sql(args: argparse.Namespace) -> int:
     require(*_MODULES)
     from msatools.cli.output import device, output
     from msatools.fleet.store import Results, query
-    from msatools.render import show
+    from msatools.render.device import show
     from msatools.render.fleet.fleet import json_lines, table
 
     if args.json and args.color != "auto":

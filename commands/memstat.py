@@ -149,7 +149,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
             "-n: rows of lists, and there is none without --by, --sections, "
             "--unattributed, --leaks or -v"
         )
-    from msatools.cli.recording import textfile_complaint
+    from msatools.cli.options import textfile_complaint
 
     return textfile_complaint(args)
 

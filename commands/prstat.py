@@ -34,7 +34,7 @@ from msatools.cli.options import (
     known_names,
     name_list,
 )
-from msatools.reports.presented import DiffRows
+from msatools.model import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program

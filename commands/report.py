@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import Command, Excluded, Recorded, argument, rows, textfile
-from msatools.reports.presented import DiffRows
+from msatools.model import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program
@@ -92,7 +92,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
         return "--html: a page is of one moment, and an interval is named"
     if args.html is not None and getattr(args, "sandbox", False):
         return "--html: no file is written with --sandbox"
-    from msatools.cli.recording import textfile_complaint
+    from msatools.cli.options import textfile_complaint
 
     return textfile_complaint(args)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
 from msatools.cli.options import UsageError
-from msatools.reports.presented import DiffRows
+from msatools.model import DiffRows
 from msatools.whatis.asked import AskedAddress, looks_like_address, parse
 
 if TYPE_CHECKING:

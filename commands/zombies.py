@@ -27,7 +27,7 @@ from msatools.cli.arguments import (
     view,
 )
 from msatools.cli.options import UsageError, known_names
-from msatools.reports.presented import DiffRows
+from msatools.model import DiffRows
 
 if TYPE_CHECKING:
     from drgn import Program

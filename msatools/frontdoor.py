@@ -140,8 +140,7 @@ def _show_page(blocks: "Iterable[Block]", out: TextIO) -> None:
     from msgspec.structs import replace
 
     from msatools.cli.screen import is_usable, page
-    from msatools.render import show
-    from msatools.render.device import device_of
+    from msatools.render.device import device_of, show
     from msatools.render.legend import PAGE_WIDTH
 
     device = device_of(out, full=True)

@@ -2,7 +2,7 @@
 
 """What the commands print of a report, for rich and for notebooks.
 
-:class:`msatools.reports.presented.Presented` calls it.
+:class:`msatools.model.Presented` calls it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -72,9 +72,9 @@ def _lines(report: Any) -> Iterator[plain.Line]:
 def blocks(report: Any) -> Iterable[Block]:
     """Return what the command that makes such reports prints without options."""
     from msatools.memory.diff import MemstatDiff
-    from msatools.render.header import diff_blocks
+    from msatools.render.diff import diff_blocks
     from msatools.render.memstat.diff import memstat_diff_blocks
-    from msatools.render.selfcheck.report import selfcheck_blocks
+    from msatools.render.selfcheck import selfcheck_blocks
     from msatools.reports.diff import ReportDiff
     from msatools.selfcheck.model import SelfCheckReport
 

@@ -219,7 +219,7 @@ def _is_in(traceback: TracebackType, module: str) -> bool:
 
 
 def hint(prog: Program, error: BaseException) -> str | None:
-    """Return what would help with a lookup that failed without debug info.
+    """Return advice for a lookup that failed without debug info.
 
     ``None`` for other errors, with debug info, and if the error says it already.
     """

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from msatools.cli.drgn_prompt import run_in_drgn
+from msatools.model import Presented
 from msatools.registry import NAMES, load
-from msatools.render import show
+from msatools.render.device import show
 from msatools.reports import forms as as_json
-from msatools.reports.presented import Presented
 from tests.support.calls import CORE, call, demo, with_operands
 
 TAG = re.compile(r"</?(pre|span)( style=\"[^\"<>]*\")?>")

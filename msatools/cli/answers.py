@@ -14,23 +14,18 @@ from drgn import Program
 
 from msatools.cli.arguments import Answer, Command, Recorded, given_options, make_parser
 from msatools.cli.execution import RunResult, is_incomplete, print_report
-from msatools.cli.options import ALL, UnknownName, UsageError, Words
+from msatools.cli.options import ALL, UnknownName, UsageError, Words, is_recording
 from msatools.cli.output import device, output, stop_if_told
-from msatools.cli.recording import (
-    RecordedSample,
-    Recording,
-    RecordingError,
-    is_recording,
-)
+from msatools.cli.recording import RecordedSample, Recording, RecordingError
 from msatools.cli.screen import Appended, footer
 from msatools.kernel.report import R, Session
 from msatools.legends import Entry, Group, completable, find, legend_of
+from msatools.model import Explained, Explanations
 from msatools.program import Target, TargetError
 from msatools.render.blocks import Block, escape
 from msatools.reports import forms
 from msatools.reports.diff import STDIN, ReportFile, Reports, compare, head_of
 from msatools.reports.forms import dumps
-from msatools.reports.presented import Explained, Explanations
 from msatools.selfcheck.model import SelfCheckReport
 
 if TYPE_CHECKING:
@@ -131,7 +126,7 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
     :raises UsageError: if the arguments select from reports that are not recordings
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
-    from msatools.render.header import diff_blocks
+    from msatools.render.diff import diff_blocks
 
     if not all(is_recording(file) for file in args.diff):
         _refuse_choosing(command, args)
@@ -227,9 +222,9 @@ def parse_names(command: str, word: str) -> list[str]:
 
 
 def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None:
-    """Refuse what has no effect with ``--why``.
+    """Refuse arguments that have no effect with ``--why``.
 
-    :raises UsageError: if there is something
+    :raises UsageError: if there are any
     """
     for _, option in given_options(parser, args):
         if option not in _EXPLANATION_WITH:
@@ -319,7 +314,7 @@ def checks_of(command: Command[Any]) -> "Sequence[Check]":
 
 
 def _blocks(report: SelfCheckReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.selfcheck.report import selfcheck_blocks
+    from msatools.render.selfcheck import selfcheck_blocks
 
     return selfcheck_blocks(report, verbose=args.verbose)
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from drgn import Program
 
     from msatools.kernel.report import Report, Session
+    from msatools.model import DiffRows
     from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.reports.forms import Document
-    from msatools.reports.presented import DiffRows
     from msatools.selfcheck.selfcheck import Check
     from msatools.tasks.identity import Membership
 

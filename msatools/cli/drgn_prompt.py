@@ -38,10 +38,10 @@ from msatools.cli.options import (
 )
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.errors import fault_of
+from msatools.model import Presented
 from msatools.program import TargetError, TargetSpec, describe, open_target
 from msatools.render.blocks import escape
 from msatools.reports.forms import Document
-from msatools.reports.presented import Presented
 from msatools.selfdesc import create_modules, is_served_by_btf
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _fit_to_terminal() -> None:
         if not (isinstance(value, Presented) and is_terminal(sys.stdout)):
             original(value)
             return
-        from msatools.render import show
+        from msatools.render.device import show
 
         # By name: it stands above, as it knows all commands.
         presentation: Any = import_module("msatools.presentation")

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from drgn import Program
 from msgspec import Struct, field
@@ -27,6 +27,7 @@ from msatools.cli.main import EXIT_DONE, EXIT_TARGET, failed, say_faults
 from msatools.cli.options import (
     UsageError,
     Words,
+    is_recording,
     named_targets,
     parse_words,
     refuse_in_sandbox,
@@ -46,16 +47,16 @@ from msatools.cli.output import (
     told_first,
     whole,
 )
-from msatools.cli.recording import Recorder, is_recording
-from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.errors import UNREADABLE, OwnFault
 from msatools.kernel.report import Cost, Note, Progress, R, Report, Session, spoils
-from msatools.program import Target, TargetError, TargetSpec, live, open_target
-from msatools.program.live import MovedError
-from msatools.program.model import damaged_types, losses_refused
+from msatools.program import Target, TargetError, TargetSpec, open_target
+from msatools.program.model import MovedError, damaged_types, losses_refused
 from msatools.render.blocks import Block
-from msatools.reports import forms
 from msatools.selfdesc import BtfError
+
+if TYPE_CHECKING:
+    from msatools.cli.recording import Recorder
+    from msatools.cli.screen import Display
 
 # --- Whether a report is incomplete, for the exit status with --strict.
 
@@ -357,8 +358,7 @@ def run(
     def call_once(collect: Callable[[Progress], T]) -> T:
         with (
             _errors_of(target),
-            live.kcore_steady(prog),
-            live.qmp_steady(prog),
+            _steady(prog, target),
             ProgressLine(command.name, sys.stderr) as progress,
         ):
             return collect(progress)
@@ -376,7 +376,7 @@ def run(
 
     def again(collect: Callable[[Progress], T]) -> T:
         for _ in range(_TRIES - 1):
-            with contextlib.suppress(live.MovedError):
+            with contextlib.suppress(MovedError):
                 return call(collect)
         return call(collect)
 
@@ -414,16 +414,28 @@ def run(
                     display.show(saw(report))
 
 
+def _steady(prog: Program, target: Target) -> contextlib.AbstractContextManager[None]:
+    """Check of a running kernel that it stays the same while a report is collected."""
+    if not target.live and target.kind != "qmp":
+        return contextlib.nullcontext()
+    from msatools.program import live
+
+    return live.steady(prog)
+
+
 def print_report(command: Command[R], report: R, args: Namespace) -> None:
     """Print the only report of a run."""
     with output() as out:
         if args.json:
+            from msatools.reports import forms
+
             forms.show(report, out)
         else:
             print_blocks(shown_blocks(command, report, args), out, args)
 
 
-# Imported where they are asked for: answers, legends, live_view and sandbox take 13 ms.
+# Imported where they are asked for: answers, legends, live_view, recording,
+# sandbox, screen and forms take 20 ms.
 
 
 def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:
@@ -441,7 +453,11 @@ def recording(
     name: str, path: str | None
 ) -> contextlib.AbstractContextManager["Recorder | None"]:
     """Begin a recording, if one was requested."""
-    return contextlib.nullcontext() if path is None else Recorder(path, name)
+    if path is None:
+        return contextlib.nullcontext()
+    from msatools.cli.recording import Recorder
+
+    return Recorder(path, name)
 
 
 def _unchosen(command: Command[R], args: Namespace) -> Namespace:
@@ -451,7 +467,9 @@ def _unchosen(command: Command[R], args: Namespace) -> Namespace:
     return Namespace(**{**vars(args), **defaults})
 
 
-def _display(command: Command[R], args: Namespace, interval_s: float) -> Display[R]:
+def _display(command: Command[R], args: Namespace, interval_s: float) -> "Display[R]":
+    from msatools.cli.screen import Appended, JsonLines, Screen, can_redraw, footer
+
     if args.json:
         return JsonLines()
 
@@ -651,6 +669,8 @@ def print_answer(answer: Answer, args: argparse.Namespace) -> None:
     stop_if_told()
     with output() as out:
         if args.json:
+            from msatools.reports import forms
+
             forms.show(answer.document, out)
         else:
             print_blocks(answer.blocks, out, args)

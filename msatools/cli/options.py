@@ -5,9 +5,12 @@
 import argparse
 import os
 import re
+import stat
 import sys
 import time
+import zlib
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -457,6 +460,46 @@ def target_path(args: argparse.Namespace, words: Words) -> str | None:
     """Return the file that is the only target; ``None`` if there is no such file."""
     path = words.target if words.target is not None else args.core
     return path if named_targets(args) == [path] else None
+
+
+RECORDING = "msatools.recording"
+"""Format of the files of ``--record``, without its version."""
+
+GZIP_BITS = 31
+"""zlib's value for gzip members."""
+
+MAX_HEADER = 1 << 16
+"""Maximum bytes of the first line of a recording."""
+
+_GZIP = b"\x1f\x8b"
+_START = f'{{"format":"{RECORDING}/'.encode()
+
+
+def is_recording(path: str) -> bool:
+    """Return whether a file begins as a recording does."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            # Opening a FIFO would wait for a writer.
+            return False
+        with open(path, "rb") as file:
+            data = file.read(MAX_HEADER)
+    except (OSError, ValueError):
+        # Opening it as a dump will report the error.
+        return False
+    if not data.startswith(_GZIP):
+        return False
+    with suppress(zlib.error):
+        packed = zlib.decompressobj(GZIP_BITS)
+        return packed.decompress(data, len(_START)) == _START
+    return False
+
+
+def textfile_complaint(args: argparse.Namespace) -> str | None:
+    """Return why metrics cannot be written with the other arguments, if so."""
+    # Inside drgn there is no sandbox.
+    if args.textfile is not None and getattr(args, "sandbox", False):
+        return "--textfile: no file is written with --sandbox"
+    return None
 
 
 def target_spec(args: argparse.Namespace, words: Words) -> "TargetSpec":

@@ -97,7 +97,7 @@ def print_blocks(blocks: "Iterable[Block]", out: TextIO, args: "Namespace") -> N
 
         show_paged(blocks, out, look)
     else:
-        from msatools.render import show
+        from msatools.render.device import show
 
         show(blocks, out, look)
 

@@ -2,11 +2,9 @@
 
 """Recordings: files with the reports of one run; and gauges of ``--textfile``."""
 
-import argparse
 import contextlib
 import os
 import re
-import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -18,11 +16,12 @@ import msgspec
 from msgspec import Struct
 
 import msatools
+from msatools.cli.options import GZIP_BITS, MAX_HEADER, RECORDING
 from msatools.cli.output import OutputError, check_writable, replace_file
 from msatools.errors import DamagedDataError
+from msatools.model import Gauge
 from msatools.program.model import TargetError
 from msatools.reports import forms
-from msatools.reports.presented import Gauge
 
 # --- --textfile: gauges for the textfile collector of node_exporter.
 #
@@ -46,14 +45,6 @@ def check_textfile(path: str) -> None:
             f"{path}: prometheus_client is missing, which makes metrics; run pip "
             "install 'msatools[metrics]'"
         )
-
-
-def textfile_complaint(args: argparse.Namespace) -> str | None:
-    """Return why metrics cannot be written with the other arguments, if so."""
-    # Inside drgn there is no sandbox.
-    if args.textfile is not None and getattr(args, "sandbox", False):
-        return "--textfile: no file is written with --sandbox"
-    return None
 
 
 def write_textfile(path: str, gauges: Iterable[Gauge]) -> None:
@@ -87,13 +78,7 @@ def exposition(gauges: Iterable[Gauge]) -> bytes:
 # A file that is read is not trusted.
 
 
-FORMAT = "msatools.recording/1"
-_FAMILY, _, _ = FORMAT.rpartition("/")
-_START = f'{{"format":"{_FAMILY}/'.encode()
-
-_GZIP = b"\x1f\x8b"
-_WBITS = 31
-"""zlib's value for gzip members."""
+FORMAT = f"{RECORDING}/1"
 
 _LEVEL = 1
 """Compression level. A sample of 2,264 threads takes 12 ms in all, and 121 KB; with
@@ -105,8 +90,6 @@ _MAX_SECONDS = 1e11
 _CHUNK = 1 << 20
 _MAX_LINE = 1 << 30
 """Maximum size of an uncompressed line; a report of a million tasks is smaller."""
-
-_MAX_HEADER = 1 << 16
 
 _FORMER_KEYS = re.compile(rb'"(?:task_class|sched_class|class_name)":')
 """Keys in older recordings, which had the names of fields in place of --json's keys."""
@@ -187,7 +170,7 @@ class Recorder:
             raise self._error(error) from error
 
     def _write(self, line: bytes) -> None:
-        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS)
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, GZIP_BITS)
         data = packer.compress(line + b"\n") + packer.flush()
         while data:
             data = data[os.write(self._file, data) :]
@@ -195,25 +178,6 @@ class Recorder:
     def _error(self, error: OSError) -> OutputError:
         why = (error.strerror or str(error)).lower()
         return OutputError(f"{self._path}: {why}; record to another file")
-
-
-def is_recording(path: str) -> bool:
-    """Return whether a file begins as a recording does."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            # Opening a FIFO would wait for a writer.
-            return False
-        with open(path, "rb") as file:
-            data = file.read(_MAX_HEADER)
-    except (OSError, ValueError):
-        # Opening it as a dump will report the error.
-        return False
-    if not data.startswith(_GZIP):
-        return False
-    with contextlib.suppress(zlib.error):
-        packed = zlib.decompressobj(_WBITS)
-        return packed.decompress(data, len(_START)) == _START
-    return False
 
 
 class Recording:
@@ -301,7 +265,7 @@ class Recording:
         if line is None:
             raise RecordingError(self._path, "cut short", "record it again")
         try:
-            header = forms.decode(line[:_MAX_HEADER], Header)
+            header = forms.decode(line[:MAX_HEADER], Header)
         except (msgspec.MsgspecError, ValueError) as error:
             text = "a recording whose first line is damaged"
             raise RecordingError(self._path, text, "record it again") from error
@@ -317,7 +281,7 @@ class Recording:
         """Yield the lines, each of which is a gzip member."""
         left = b""
         while left or (left := self._read()):
-            packed, parts, size = zlib.decompressobj(_WBITS), [], 0
+            packed, parts, size = zlib.decompressobj(GZIP_BITS), [], 0
             while not packed.eof:
                 try:
                     parts.append(packed.decompress(left, _MAX_LINE - size + 1))

@@ -224,7 +224,7 @@ def _result(path: str, status: int) -> int:
     raise DamagedDumpError(path, why, "the file may be damaged: copy it again")
 
 
-# --- the child
+# --- The child process: it reads the dump with few system calls allowed.
 
 
 def _child(

@@ -24,9 +24,8 @@ from msgspec.structs import replace
 
 from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost, R
-from msatools.render import show
 from msatools.render.blocks import Block, Span, cut_line, line
-from msatools.render.device import Device, terminal_size
+from msatools.render.device import Device, show, terminal_size
 from msatools.reports import forms
 from msatools.reports.units import size
 
@@ -160,7 +159,7 @@ def _send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-# --- the display
+# --- Displays of samples: JSON lines, appended text, or a screen that is redrawn.
 
 
 def is_in_front(stream: TextIO | None) -> bool:

@@ -143,7 +143,7 @@ def _explain(group: CommandGroup, words: Sequence[str]) -> int:
     :raises UsageError: if there is not one word of them, or a name is not known
     """
     from msatools.cli.answers import explained, parse_names
-    from msatools.render import show
+    from msatools.render.device import show
 
     if len(words) != 1:
         raise UsageError("--why: takes NAME,..., or all, and nothing else")

@@ -223,7 +223,7 @@ def _without_tasks(report: CpusReport) -> CpusReport:
     )
 
 
-# --- the session
+# --- Runs of msa-cpus: its report, and its intervals.
 
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")

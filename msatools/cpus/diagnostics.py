@@ -134,7 +134,7 @@ class Known(Struct, frozen=True, kw_only=True):
     """What makes much work for some CPUs."""
 
     def is_stalled(self, cpu: int) -> bool:
-        """Return whether it is reported that a CPU itself stands still."""
+        """Return whether a finding says that a CPU itself makes no progress."""
         return any(
             stall.over_limit and stall.kind in _OF_ONE_CPU and cpu in stall.cpus
             for stall in self.stalls
@@ -541,7 +541,7 @@ def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
         )
 
 
-# --- words
+# --- Texts of the findings.
 
 
 def _task(task: RunnableTask | None) -> str:

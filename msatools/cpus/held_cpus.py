@@ -240,7 +240,7 @@ class WantedLocks:
         self._cpus = cpus
 
     def locks(self) -> dict[int, WantedLock]:
-        """Return the spinlock that each CPU spins for, and who has it."""
+        """Return the spinlock that each CPU spins for, and its owner."""
         # CPUs rarely spin for long, and it takes a tenth of a second to import.
         from msatools.locks.context import LockContext
         from msatools.locks.names import LockNames

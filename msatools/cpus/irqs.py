@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from msatools.cpus.model import CpuSet, Irq, Vector
 from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.percpu import Cpus, Masks, PerCpu, cpus_of, is_pointer, masks_at
 from msatools.kernel.reader import Addresses, Reader, column, read_string
 from msatools.kernel.report import Loss, LossLog
@@ -26,7 +27,7 @@ from msatools.kernel.structs import (
 )
 from msatools.kernel.walks import Entries, maple_entries, xarray_entries
 from msatools.selfdesc.find import find_type, find_variable
-from msatools.tasks.text import KernelText, kernel_symbol
+from msatools.tasks.text import KernelText
 
 # --- Names of interrupts' handlers and controllers.
 
@@ -466,7 +467,7 @@ def _by_cpu(table: IrqTable, row: int) -> dict[int, int]:
     return dict(zip(table.cpus[came].tolist(), counts[came].tolist(), strict=True))
 
 
-# --- reading
+# --- Reads the descriptors and counters of interrupts.
 
 
 class _Bits:

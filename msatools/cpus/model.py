@@ -224,7 +224,7 @@ class HeldCpu(Struct, frozen=True, kw_only=True):
 
 
 class GracePeriodTask(Struct, frozen=True, kw_only=True):
-    """A task that has to do with a grace period."""
+    """A task of a grace period: one that blocks it, RCU's own, or one that waits."""
 
     pid: int
     comm: str
@@ -334,7 +334,7 @@ class OverdueTimer(Struct, frozen=True, kw_only=True):
 
 
 class Stall(Struct, frozen=True, kw_only=True):
-    """Something that stands still, and what follows from the evidence."""
+    """A CPU, grace period or the like without progress, and the cause if found."""
 
     code: StallCode
     """What stands still, as in the verdicts of msa-report."""
@@ -343,7 +343,7 @@ class Stall(Struct, frozen=True, kw_only=True):
     """In which way."""
 
     text: str
-    """One line."""
+    """The finding in one line, as ``--stalls`` prints it."""
 
     chain: tuple[str, ...]
     """What holds it up, step by step to the cause: a line each; empty if the text says
@@ -376,7 +376,7 @@ class Stall(Struct, frozen=True, kw_only=True):
 
 
 class Stalls(Struct, frozen=True, kw_only=True):
-    """What stands still, and the evidence."""
+    """CPUs, grace periods and the like without progress, and the evidence."""
 
     limits: StallLimits
     found: tuple[Stall, ...]
@@ -840,7 +840,7 @@ class CpusReport(Report, frozen=True, kw_only=True):
     """Online NUMA nodes."""
 
     stalls: Annotated[Stalls | None, ADDED] = None
-    """What stands still, and the evidence; on request (``--stalls``)."""
+    """CPUs and the like without progress, and the evidence; only with ``--stalls``."""
 
     storms: Annotated[tuple[Storm, ...] | None, ADDED] = None
     """Work of which some CPUs have far more than others need, if there is such."""

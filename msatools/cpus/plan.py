@@ -122,7 +122,7 @@ def _others(chosen: Cpus, cpus: Sequence[Cpu], sets: Sequence[CpuSet]) -> Cpus:
     return others
 
 
-# --- what is to be done
+# --- The commands that make the partition.
 
 
 def _steps(
@@ -209,7 +209,7 @@ def mask(cpus: Iterable[int]) -> str:
     return ",".join(reversed(parts))
 
 
-# --- what stays
+# --- What a new partition does not move: bound kernel threads and interrupts.
 
 
 def _stays(

@@ -154,7 +154,7 @@ def cpus_text(cpus: Sequence[int]) -> str:
     return f"cpu{ranges(sorted(cpus))}" if cpus else ""
 
 
-# --- chains
+# --- Chains of causes, from a CPU without progress to what holds it up.
 
 
 _WEIGHT: Mapping[Confidence, int] = {"exact": 0, "likely": 1, "evidence": 2}
@@ -164,7 +164,7 @@ class StallCause(Struct, frozen=True):
     """Where a chain of waits ends, and its steps."""
 
     steps: tuple[str, ...]
-    """Each begins with its CPU."""
+    """The steps to the cause, one line each; each line begins with the CPU's number."""
 
     first: str
     """The first step without its CPU."""

@@ -190,7 +190,7 @@ _KINDS: Sequence[StallKind] = (
 
 
 def find_stalls(evidence: StallEvidence) -> tuple[Stall, ...]:
-    """Return all that stands still, the worst first; below its limit last."""
+    """Return all findings, the worst first; those below their limit last."""
     finder = _StallFinder(evidence)
     found = [
         *finder.without_ticks(),

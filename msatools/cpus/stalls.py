@@ -57,7 +57,7 @@ def collect_stalls(
     crash: Crash | None = None,
 ) -> Stalls:
     """
-    Return what stands still, of an open program, with the evidence.
+    Return the CPUs, grace periods and the like without progress, with the evidence.
 
     ``found`` has what other commands need: each has a code, a text, a confidence and
     the command's own evidence. Those with ``over_limit`` are stalls by the kernel's own
@@ -91,7 +91,7 @@ def read_stalls(
     now: TaskState | None = None,
     thorough: bool = False,
 ) -> Stalls:
-    """Return what stands still: see :func:`collect_stalls`.
+    """Return the same as :func:`collect_stalls`, from what was read already.
 
     :param thorough: Whether to look for tasks that wait for a grace period although it
         may still end in time.

@@ -209,7 +209,7 @@ class WorkSources:
 
 
 def call_text(call: CrossCall) -> str | None:
-    """Return what is called, in words; ``None`` if that is unknown."""
+    """Return the function that a cross call runs, as text; ``None`` if unknown."""
     if call.kind == "wake-up":
         return "a wake-up" + ("" if call.pid is None else f" of {call.pid} {call.comm}")
     if call.function is None:

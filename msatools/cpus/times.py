@@ -158,7 +158,10 @@ class TickRecords(Struct, frozen=True):
         return None if offset is None else column(self.records, offset)
 
     def times(self, member: str) -> Numbers | None:
-        """Return a time in nanoseconds; 0 if impossible."""
+        """Return a member in nanoseconds; 0 where the value is impossible.
+
+        :return: One value a CPU; ``None`` if the kernel does not have the member.
+        """
         words = self.words(member)
         return None if words is None else stamps(words)
 

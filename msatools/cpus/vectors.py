@@ -39,7 +39,7 @@ NO_IPIS = Ipis({}, {}, None)
 
 
 def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
-    """Read how often each came to each CPU."""
+    """Read the number of inter-processor interrupts of each kind, by CPU."""
     try:
         kinds = enumerators(reader.prog, "enum ipi_msg_type")
         # Since "arm64: Allow IPIs to be handled as normal interrupts" (in v5.10)

@@ -34,8 +34,8 @@ def _documents() -> Iterator[tuple[str, type[Any], str]]:
     """Yield the name of each schema, its model, and how it is printed."""
     from msatools.fleet.single import FleetReport
     from msatools.memory.diff import MemstatDiff
+    from msatools.model import Explanations
     from msatools.reports.diff import ReportDiff, diff_schema
-    from msatools.reports.presented import Explanations
     from msatools.selfcheck.model import SelfCheckReport
 
     for name in NAMES:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from msatools.fleet.single import Bucket, FleetDump, FleetReport, FleetVerdict, State
 from msatools.fleet.store import Results
-from msatools.reports.presented import Gauge, single
+from msatools.model import Gauge, single
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -22,12 +22,7 @@ import msatools
 from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.fleet.single import NO_REPORT, FleetError, Outcome, parse_report
 from msatools.program import formats
-from msatools.program.dumpfile import (
-    HEAD_BYTES,
-    MEMORY_MAGICS,
-    VMWARE_MAGICS,
-    recognize,
-)
+from msatools.program.foreign import HEAD_BYTES, MEMORY_MAGICS, VMWARE_MAGICS, recognize
 from msatools.program.formats import SUB_HEADER_BYTES, common
 from msatools.program.raw_formats import vmware_ranges
 from msatools.program.raw_memory import FileMemory, MemoryRange, Words, find_words
@@ -70,7 +65,7 @@ NO_DUMP = "no dump"
 
 
 class Told(NamedTuple):
-    """The callbacks for folders and files that give no dump."""
+    """Callbacks for folders that cannot be read and files that are no dumps."""
 
     unread: Unread = lambda error: None
     left_out: LeftOut = lambda path, what: None

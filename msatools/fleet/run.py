@@ -173,11 +173,11 @@ def workers_of(client: Client) -> int:
     return sum(client.nthreads().values())
 
 
-# --- a run
+# --- A run over many dumps: starts workers, collects and stores the results.
 
 
 Report = Callable[[str], Outcome]
-"""Returns what came of the dump at a path; workers import it by its name."""
+"""Returns the result for the dump at a path; workers import it by its name."""
 
 MAX_TRIES = 5
 """Times that a dump is read whose workers are lost, or which changes meanwhile."""
@@ -213,7 +213,7 @@ class Progress(Struct):
 
     @property
     def finished(self) -> int:
-        """Dumps of this run that have come to an end."""
+        """Dumps of this run that are done, whatever the result."""
         return self.states.total()
 
     @property
@@ -268,7 +268,7 @@ class Run:
         self._saved_s = time.monotonic()
 
     def run(self, paths: list[str]) -> Progress:
-        """Have each dump read and stored, and return what came of them.
+        """Have each dump read and stored, and return the results.
 
         However it ends, what has come so far is stored.
         """
@@ -369,7 +369,7 @@ class Run:
     def _outcomes(
         self, batch: list[Future[Outcome]]
     ) -> Iterator[tuple[Future[Outcome], Outcome | Lost]]:
-        """Yield what came of each dump."""
+        """Yield the result for each dump."""
         finished = [future for future in batch if future.status == "finished"]
         found = self._fetched(finished)
         for future, outcome in found.items():

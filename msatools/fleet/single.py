@@ -85,7 +85,7 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came of one dump."""
+    """The result for one dump: its report, or why there is none."""
 
     state: State
     error: str | None
@@ -105,7 +105,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 def report_dump(path: str, bounds: Bounds, program: Sequence[str] = BOUNDED) -> Outcome:
-    """Return what came of the dump at *path*.
+    """Return the report of the dump at *path*, or the error for which it has none.
 
     :param program: Prints the report; its arguments are the PID of this process, bytes
         of memory, seconds, the command and its arguments.
@@ -244,7 +244,7 @@ class FleetVerdict(Struct, frozen=True, kw_only=True):
 
 
 class FleetDump(Struct, frozen=True, kw_only=True):
-    """One dump, and what came of it."""
+    """One dump, and its result."""
 
     path: str
     """Where the dump lay when it was read."""
@@ -290,7 +290,7 @@ class Bucket(Struct, frozen=True, kw_only=True):
     the codes of their worst verdicts in common."""
 
     codes: tuple[str, ...]
-    """These codes; empty if there is a fingerprint."""
+    """Codes of the worst verdicts of the dumps; empty if there is a fingerprint."""
 
     cause: str | None
     """Cause of the crash; ``None`` if there was none."""

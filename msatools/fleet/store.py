@@ -420,7 +420,7 @@ class Results:
             raise _os_error(folder, error) from error
 
     def done(self, version: str = VERSION, *, only_reports: bool = False) -> set[str]:
-        """Return the identities that need no report of *version* any more.
+        """Return the identities of the dumps that have a report of *version* already.
 
         :param only_reports: Whether dumps without a report are left out.
         """

@@ -23,7 +23,14 @@ from msatools.selfdesc.find import (
     offset_of,
     pointer_to,
 )
-from msatools.selfdesc.load import LoadedModule, ModuleLayout, ModuleSymbols
+from msatools.selfdesc.load import (
+    LoadedModule,
+    ModuleLayout,
+    ModuleSymbols,
+    finders_of,
+    is_served_by_btf,
+    main_module,
+)
 
 # --- The kernel's functions by name and by address, each looked up once per program.
 #
@@ -50,6 +57,37 @@ def _look_up(prog: drgn.Program, key: str | int) -> str | None:
         except MissingError:
             known[key] = None
     return known[key]
+
+
+def kernel_symbol(prog: drgn.Program, name: str) -> int:
+    """
+    Find the address of a symbol of the kernel proper, which may not exist.
+
+    drgn would search for a missing one in every module.
+
+    :raises MissingError: if the kernel does not have it
+    """
+    if not is_served_by_btf(prog):
+        return _relocated(prog, int(find_symbol(prog, name).address))
+    found = finders_of(prog).symbols(prog, name, None, True)
+    if not found:
+        raise MissingError(f"the kernel has no {name}")
+    return int(found[0].address)
+
+
+def _relocated(prog: drgn.Program, address: int) -> int:
+    """
+    Return the address of a symbol of debug info where the kernel runs.
+
+    drgn leaves the symbols of the section .brk, such as _end, where they were linked if
+    debug info is in the file of the kernel itself, as in a kernel of one's own build.
+    """
+    module = main_module(prog)
+    ranges, bias = module.address_ranges or (), module.debug_file_bias or 0
+    for place in (address, address + bias):
+        if any(start <= place <= end for start, end in ranges):
+            return place
+    return address
 
 
 # --- Symbols sorted by address.

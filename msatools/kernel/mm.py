@@ -4,7 +4,6 @@
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cached_property
 
 import drgn
@@ -22,6 +21,7 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import enumerators
 from msatools.kernel.walks import list_nodes
 from msatools.program.arch import TableWalk, Words, table_format
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     ask,
     ask_each,
@@ -30,27 +30,6 @@ from msatools.selfdesc.find import (
     find_variable,
     member_of,
 )
-
-# --- Address of the virtual memory map.
-
-
-def vmemmap_base(prog: drgn.Program) -> int:
-    """
-    Return the address that the struct page of pfn 0 has or would have.
-
-    x86-64 keeps it in a variable; elsewhere drgn works it out from the table of
-    memory sections, which a truncated dump may lack. On arm64 a variable of that name
-    belongs to KVM's code at EL2 (arch/arm64/kvm/hyp/nvhe/mm.c).
-
-    :raises MissingError: if the kernel has no virtual memory map
-    :raises drgn.FaultError: if the dump lacks the variable or the table
-    """
-    platform = prog.platform
-    if platform is not None and platform.arch == drgn.Architecture.X86_64:
-        with suppress(MissingError):
-            return int(find_variable(prog, "vmemmap_base").value_())
-    return int(find_variable(prog, "vmemmap").value_())
-
 
 # --- Nodes and zones of physical memory that can be read.
 
@@ -255,17 +234,6 @@ def _zone_diff(zone: drgn.Object, cpu: int) -> drgn.Object:
         # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split per cpu
         # page lists and zone stats") (in v5.14).
         return ask(per_cpu_ptr, zone.pageset, cpu).vm_stat_diff
-
-
-# --- The mapping of a page, and entries of swap.
-
-MAPPING_ANON = 0b01
-MAPPING_FLAGS = 0b11
-"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h). Without them
-the mapping of an anonymous page points at its ``struct anon_vma``."""
-
-SWAP_TYPE_SHIFT = 58
-"""Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
 
 
 # --- How much swap there is (mm/swapfile.c).

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 
 from msatools.errors import OwnFault
 from msatools.kernel.reader import Reader
-from msatools.model import Mark
+from msatools.model import Mark, Presented
 from msatools.program.model import UNLISTED, Target
-from msatools.reports.presented import Presented
 from msatools.selfdesc import refusals
 
 # --- Kinds of losses of a report, and whether they make it incomplete.

@@ -446,3 +446,15 @@ def find_rows(
     index = np.searchsorted(known, wanted, sorter=order)
     row = order[np.minimum(index, len(known) - 1)]
     return np.where(known[row] == wanted, row, NOT_FOUND)
+
+
+# --- Constants that no type has: the mapping of a page, and entries of swap.
+
+
+MAPPING_ANON = 0b01
+MAPPING_FLAGS = 0b11
+"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h). Without them
+the mapping of an anonymous page points at its ``struct anon_vma``."""
+
+SWAP_TYPE_SHIFT = 58
+"""Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""

@@ -353,7 +353,7 @@ def asynchronous_io(context: LockContext) -> AsynchronousIo:
     return AsynchronousIo(context)
 
 
-# --- external waits
+# --- Waits for something outside of all tasks: devices, servers, hardware.
 
 
 _OF_NOBODY: frozenset[LockTypeName] = frozenset(

@@ -169,9 +169,6 @@ def all_bios(context: LockContext) -> Bios:
 # --- The I/O in flight of disks, and the way from a stacked disk to the hardware.
 
 
-STUCK_NS = 30 * 10**9
-"""Age of I/O that is stuck for certain: drivers usually give up after as long."""
-
 _MAX_HEIGHT = 32
 """Maximum number of disks stacked on each other."""
 
@@ -314,22 +311,6 @@ def _weight(row: DiskIo) -> tuple[int, int, str]:
 def in_flight(context: LockContext) -> InFlightIo:
     """Return the reader of the I/O in flight of a context."""
     return InFlightIo(context, all_disks(context))
-
-
-def stuck_io(context: LockContext, min_age_ns: int = STUCK_NS) -> tuple[DiskIo, ...]:
-    """
-    Return the disks that hold I/O for long, those with the oldest first.
-
-    Of disks that are stacked on each other, only those that hold it are returned.
-    """
-    io, disks = in_flight(context), all_disks(context)
-    found: dict[int, DiskIo] = {}
-    for disk in disks.all:
-        row = io.of_disk(disk)
-        if any((each.age_ns or 0) >= min_age_ns for each in row.requests):
-            last = io.way(disk).disks[-1]
-            found[last.address] = io.of_disk(last)
-    return tuple(sorted(found.values(), key=_weight))
 
 
 # --- The disks of file systems that wait for them in ways of their own: XFS and btrfs.

@@ -223,15 +223,7 @@ class Met(Struct, frozen=True):
 
     lock: Lock
     waiters: int
-    owners: Sequence["SeenOwner"]
-
-
-class SeenOwner(Struct, frozen=True):
-    """An owner of a lock, and what it was doing."""
-
-    pid: int
-    comm: str
-    where: str
+    owners: Sequence[OwnerSeen]
 
 
 def met(snapshot: WaitSnapshot) -> Iterator[Met]:
@@ -239,10 +231,11 @@ def met(snapshot: WaitSnapshot) -> Iterator[Met]:
     tasks = snapshot.tasks
     for want in snapshot.crowds:
         owners = [
-            SeenOwner(
-                int(tasks["pid"][own.row]),
-                comm_text(tasks["comm"][own.row]),
-                _where(snapshot, own.row),
+            OwnerSeen(
+                pid=int(tasks["pid"][own.row]),
+                comm=comm_text(tasks["comm"][own.row]),
+                looks=1,
+                where=_where(snapshot, own.row),
             )
             for own in want.owners
         ]
@@ -262,7 +255,7 @@ class _LockSums(Struct):
     waiters: int = 0
     squares: int = 0
     most: int = 0
-    owners: Counter[SeenOwner] = field(default_factory=Counter)
+    owners: Counter[OwnerSeen] = field(default_factory=Counter)
 
 
 class Contention:
@@ -315,9 +308,7 @@ class Contention:
             wait_ns=round(mean * interval_ns),
             error_ns=round(_error(sums, looks) * interval_ns),
             owners=tuple(
-                OwnerSeen(
-                    pid=owner.pid, comm=owner.comm, looks=count, where=owner.where
-                )
+                replace(owner, looks=count)
                 for owner, count in sums.owners.most_common(MAX_OWNERS)
             ),
         )
@@ -331,7 +322,7 @@ def _error(sums: _LockSums, looks: int) -> float:
     return math.sqrt(max(variance, 0) / looks)
 
 
-# --- the session
+# --- Runs of msa-locks: its report, and its intervals with samples.
 
 
 _COVERAGE = (
@@ -358,7 +349,7 @@ def collect_locks(
     progress: Progress | None = None,
 ) -> LocksReport:
     """
-    Find all blocked tasks of a kernel, what they wait for and who has that.
+    Find all blocked tasks of a kernel, the locks that they wait for and the owners.
 
     >>> report = collect_locks(prog)
     >>> report.roots[0].pid, report.roots[0].reason

@@ -10,9 +10,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE
-from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Loss
+from msatools.kernel.structs import MAPPING_ANON, MAPPING_FLAGS
 from msatools.locks.context import (
     FEW_READS,
     MAX_CANDIDATES,

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from msatools.errors import LOST
 from msatools.kernel.code import CodeModules
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
@@ -21,7 +20,7 @@ from msatools.locks.context import LockContext, per_context
 from msatools.locks.storage import Storage
 from msatools.locks.struct_reader import Layout
 from msatools.program.arch import arch_of
-from msatools.program.linear import KERNEL_HALF, code_start, page_address
+from msatools.program.linear import KERNEL_HALF, code_start, page_address, vmemmap_base
 from msatools.selfdesc.find import ask, find_type, find_variable, member_of
 from msatools.selfdesc.load import finders_of, is_served_by_btf
 from msatools.selfdesc.tables import Symbols, SymbolTable

@@ -604,7 +604,7 @@ class Workqueues(Struct, frozen=True, kw_only=True):
     """The kernel's own limit, after which a pool is stalled."""
 
 
-# --- reports
+# --- The report of msa-locks: waits, locks, roots, deadlocks and changes.
 
 
 RootKind = Literal["task", "external", "cycle"]
@@ -635,7 +635,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     task_class: str = field(name="class")
 
     caller: str | None
-    """The calling function."""
+    """The function that called the one that waits."""
 
     call: str | None
     """The current system call."""

@@ -285,7 +285,7 @@ class HerdRows:
         self._stack_size = stack_size
 
     def find(self, watched: Watched) -> Iterator[Herd]:
-        """Yield the crowds that the options ask for, the largest first."""
+        """Yield the herds that the options ask for, the largest first."""
         snapshot = self._snapshot
         woken = self._woken()
         for want in self._crowds(woken):

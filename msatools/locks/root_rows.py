@@ -96,7 +96,7 @@ def lock_id(snapshot: WaitSnapshot, want: Wanted, name: Name | None = None) -> s
     return f"{lock.type} inode {inode}+{key.file_offset or 0:#x}"
 
 
-# --- the roots
+# --- The rows of roots: tasks, cycles and external waits that block others.
 
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)

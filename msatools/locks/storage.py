@@ -13,10 +13,16 @@ from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.files import device_number
-from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS, SWAP_TYPE_SHIFT
 from msatools.kernel.reader import Addresses, read_string
 from msatools.kernel.report import Loss, LossLog
-from msatools.kernel.structs import Members, WordArray, read_structs
+from msatools.kernel.structs import (
+    MAPPING_ANON,
+    MAPPING_FLAGS,
+    SWAP_TYPE_SHIFT,
+    Members,
+    WordArray,
+    read_structs,
+)
 from msatools.locks.struct_reader import Layout
 from msatools.program.linear import KERNEL_HALF
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.reader import PAGE, U32, U64, Addresses, Reader, decode_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import find_member, integer_format
 from msatools.program.arch import MODULES_END, arch_of
 from msatools.program.linear import KERNEL_HALF, code_start, kernel_start
 from msatools.selfdesc.find import find_constant, find_type, number, vmcoreinfo
-from msatools.tasks.text import kernel_symbol
 
 # --- Reads members of structures; each member and symbol is looked up once.
 

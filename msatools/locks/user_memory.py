@@ -10,13 +10,12 @@ from drgn.helpers.linux.mm import access_remote_vm
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, NotSupportedError
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.walks import XArray, maple_entries, maple_load
 from msatools.locks.context import LockContext, per_context
 from msatools.locks.struct_reader import Layout, find_range
-from msatools.program.linear import KERNEL_HALF
+from msatools.program.linear import KERNEL_HALF, vmemmap_base
 from msatools.selfdesc.find import ask, find_type
 
 # --- The struct vm_area_struct of address spaces.

@@ -327,7 +327,7 @@ def _file(on: WaitTarget) -> str | None:
 _NO_FILES = frozenset({"timer", "signals", "poll", "epoll", "futex", "lock"})
 
 
-# --- snapshots
+# --- Snapshots: blocked tasks, their locks and owners at one moment.
 
 
 BRIEF_NS = 1_000_000_000

@@ -12,15 +12,15 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
-from msatools.kernel.code import function_name
-from msatools.kernel.mm import PageTables, vmemmap_base
-from msatools.kernel.percpu import possible_cpus, read_percpu, unit_offsets
+from msatools.kernel.code import function_name, kernel_symbol
+from msatools.kernel.mm import PageTables
+from msatools.kernel.percpu import possible_cpus, unit_offsets
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Loss, LossLog
-from msatools.kernel.structs import Members, read_structs, struct_layout
+from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_columns, list_records
 from msatools.program.arch import table_format
-from msatools.program.linear import code_start, page_address
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     ask,
     find_constant,
@@ -29,9 +29,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.table import TaskReader
-from msatools.tasks.text import KernelText, kernel_symbol
-from msatools.tasks.unwind import stack_bytes
 
 # --- Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c).
 #
@@ -276,6 +273,11 @@ _STACK_CALLERS = frozenset(
 )
 
 
+def has_vmapped_stacks(prog: drgn.Program) -> bool:
+    """Return whether kernel stacks are areas of vmalloc."""
+    return bool(find_type(prog, "struct task_struct").has_member("stack_vm_area"))
+
+
 def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
     """
     Return which areas are kernel stacks: kernel/fork.c allocated them.
@@ -329,7 +331,8 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
 def freed_stacks(reader: Reader, starts: Addresses) -> int:
     """Count the stacks that are freed after an RCU grace period.
 
-    They are counted no more, but still there. Each has the callback at its low end,
+    The kernel's counter (NR_KERNEL_STACK_KB) no longer has them, though their memory is
+    still in use. Each has the callback at its low end,
     which is cleared when it runs (kernel/fork.c, struct vm_stack; since "fork: Only
     cache the VMAP stack in finish_task_switch", in v5.18).
 
@@ -342,78 +345,6 @@ def freed_stacks(reader: Reader, starts: Addresses) -> int:
     heads, readable = reader.read_records(starts, 16)
     functions = heads.view("<u8")[:, 1]
     return int(np.count_nonzero(readable & (functions == np.uint64(free))))
-
-
-def caller_modules(
-    reader: Reader, areas: VmallocAreas, losses: LossLog
-) -> dict[str, str]:
-    """Map the names of functions of modules that allocated areas to their modules."""
-    text = KernelText(reader, losses)
-    found = {}
-    for caller in set(areas.caller.tolist()) - {0}:
-        module = text.module_name(caller)
-        if module is not None:
-            found[function_name(reader.prog, caller)] = module
-    return found
-
-
-def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
-    """Return the name of the function that allocated each area."""
-    callers = areas.caller.tolist()
-    names = {caller: function_name(prog, caller) for caller in set(callers)}
-    names[0] = "vm_map_ram"
-    return [names[caller] for caller in callers]
-
-
-# --- Finds the kernel stacks of a kernel without CONFIG_VMAP_STACK.
-#
-# They are pages of the direct map there (kernel/fork.c, alloc_thread_stack_node()).
-# With it they are areas of vmalloc.
-
-
-def has_vmapped_stacks(prog: drgn.Program) -> bool:
-    """Return whether kernel stacks are areas of vmalloc."""
-    return bool(find_type(prog, "struct task_struct").has_member("stack_vm_area"))
-
-
-def charged_stack_pages(prog: drgn.Program) -> int:
-    """Return the pages of a stack of which only the first has a control group.
-
-    Pages that are allocated together, and are no compound page, are charged by the
-    first of them (mm/memcontrol.c, __memcg_kmem_charge_page()). Of stacks in vmalloc
-    memory each page is.
-    """
-    if has_vmapped_stacks(prog):
-        return 1
-    return max(stack_bytes(prog) // int(find_variable(prog, "PAGE_SIZE").value_()), 1)
-
-
-def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
-    """
-    Return the pfns of the stacks of all threads and idle tasks.
-
-    The stack of the first idle task is in the kernel's image, and not among them.
-    """
-    prog = reader.prog
-    size = stack_bytes(prog)
-    page = find_variable(prog, "PAGE_SIZE").value_()
-    stacks = np.concatenate(
-        (TaskReader(reader).read_all(losses)["stack"], _idle_stacks(reader, losses))
-    )
-    start = np.uint64(page_address(prog, 0))
-    direct = (stacks >= start) & (stacks < np.uint64(code_start(prog)))
-    offsets = distinct(stacks[direct]) - start
-    pages = np.arange(size // page, dtype=np.uint64)
-    return (offsets[:, None] // np.uint64(page) + pages).ravel()
-
-
-def _idle_stacks(reader: Reader, losses: LossLog) -> Addresses:
-    queues = read_percpu(reader, losses).addresses("runqueues")
-    idle = read_structs(reader, "struct rq", {"idle": ("idle",)}, queues, losses)
-    stack = {"stack": ("stack",)}
-    tasks = read_structs(reader, "struct task_struct", stack, idle["idle"], losses)
-    found: Addresses = tasks["stack"].astype(np.uint64)
-    return found
 
 
 # --- Finds the pages of the percpu allocator (mm/percpu.c).

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import cgroup_paths
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader, column
@@ -25,7 +26,6 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.kernel.walks import list_nodes
-from msatools.memory.areas import charged_stack_pages
 from msatools.memory.breakdowns import (
     Tally,
     TallyOwner,
@@ -57,7 +57,7 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.text import kernel_symbol
+from msatools.tasks.stacks import charged_stack_pages
 
 # --- All control groups of memory, and what their counters say (mm/page_counter.c).
 #

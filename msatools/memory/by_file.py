@@ -14,10 +14,10 @@ from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.files import NAME_MAX, Paths, device_number
-from msatools.kernel.mm import MAPPING_FLAGS, read_swap
+from msatools.kernel.mm import read_swap
 from msatools.kernel.reader import Addresses, Reader, decode_string, read_string
 from msatools.kernel.report import Loss, LossLog
-from msatools.kernel.structs import Members, Structs, read_structs
+from msatools.kernel.structs import MAPPING_FLAGS, Members, Structs, read_structs
 from msatools.kernel.walks import list_nodes
 from msatools.memory.breakdowns import (
     OTHERS,

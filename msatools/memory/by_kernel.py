@@ -22,8 +22,9 @@ from msatools.kernel.slab import (
     slab_caches,
     slab_type,
 )
-from msatools.memory.areas import VmallocAreas, caller_modules, caller_names
+from msatools.memory.areas import VmallocAreas
 from msatools.memory.breakdowns import Tally, TallyOwner, TallySums, copy_to_tails, rank
+from msatools.memory.by_module import caller_modules, caller_names
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Words, where
 from msatools.memory.content_hints import Contents

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msatools import native
+import msatools.native as native
 from msatools.kernel.reader import Gap, distinct
 from msatools.memory.classes import PageClass, PageLayout
 from msatools.memory.classify import (
@@ -58,7 +58,7 @@ _CLASSES = {
 }
 
 BLOCKS_HELD = 4
-"""Blocks whose results there is room for, even if each page has some of its own."""
+"""Size of the buffer for results, in blocks: enough if each page has its own result."""
 
 _ROOM: dict[str, tuple[type[np.generic], int]] = {
     "mapping": (np.uint64, 1),

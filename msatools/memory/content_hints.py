@@ -14,21 +14,26 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.code import CodeModules, GeneratedCode, SortedSymbols, module_area
-from msatools.kernel.mm import vmemmap_base
+from msatools.kernel.code import (
+    CodeModules,
+    GeneratedCode,
+    SortedSymbols,
+    kernel_symbol,
+    module_area,
+)
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.slab import read_cache, slab_cache_offset
 from msatools.kernel.structs import Numbers
+from msatools.memory.by_module import UnloadedModules
 from msatools.memory.classes import PageClass, PageLayout
 from msatools.memory.model import PageWord
 from msatools.memory.owners import ScanContext
 from msatools.model import equal_but, hash_but
-from msatools.program.linear import page_address
+from msatools.program.linear import page_address, vmemmap_base
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import finders_of, is_served_by_btf
 from msatools.selfdesc.tables import Symbols, SymbolTable
-from msatools.tasks.text import UnloadedModules, kernel_symbol
 
 # --- Looks up symbols of addresses in the kernel image and in modules.
 #

@@ -10,7 +10,6 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import (
     U64,
     Addresses,
@@ -32,6 +31,7 @@ from msatools.memory.owned_pages import (
     heads_of,
     pages_of_blocks,
 )
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_symbol,
@@ -241,7 +241,7 @@ class _Queue(Struct, frozen=True):
 
 
 def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
-    """Return the pfns of all pages; of a compound page its head, or all pages."""
+    """Return the pfns of pages for DMA; of a compound page its head, or all pages."""
     prog = reader.prog
     page = int(find_variable(prog, "PAGE_SIZE").value_())
     parts = [NO_PFNS]

@@ -24,11 +24,10 @@ from msatools.memory.model import (
     SlabGroup,
     VmallocGroup,
 )
-from msatools.model import values
+from msatools.model import Gauge, Presented, single, values
 from msatools.program.model import Target
 from msatools.reports.diff import Reports, earlier, elapsed, head_of, other_kernel
 from msatools.reports.forms import convert
-from msatools.reports.presented import Gauge, Presented, single
 
 # --- Reads memstat reports back: recorded ones, and the output of --json.
 

@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import Descriptors, OpenFiles
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import (
     U64,
     Addresses,
@@ -30,6 +30,7 @@ from msatools.kernel.walks import list_nodes, tree_records
 from msatools.memory.classes import PageLayout
 from msatools.memory.model import BufferHolder
 from msatools.memory.owned_pages import NO_PFNS, Pfns, driver_type
+from msatools.program.linear import vmemmap_base
 from msatools.program.model import Address
 from msatools.selfdesc.find import (
     drgn_lookups,
@@ -41,7 +42,6 @@ from msatools.selfdesc.find import (
 )
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.text import kernel_symbol
 
 _LISTS = ("dmabuf_list", "debugfs_list", "db_list")
 """Names of the list of all dma-bufs: "dma-buf: Rename debugfs symbols" (in v6.16), from

@@ -16,12 +16,12 @@ import drgn
 import numpy as np
 
 from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.reader import Reader, is_left_out, unsigned
 from msatools.kernel.report import Loss, LossLog
 from msatools.memory.owned_pages import NO_PFNS, Pfns, direct_pfns
 from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import find_type, find_variable, member_of
-from msatools.tasks.text import kernel_symbol
 
 _MAX_TABLE = 1 << 30
 """Upper bound of a table's bytes; the page allocator has no block as large."""

@@ -13,7 +13,6 @@ from drgn import Program, ProgramFlags
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.reader import Gap, Reader, bit, fault_reason
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import constant
@@ -26,7 +25,7 @@ from msatools.program.kdump_pages import (
     LeftToDrgnError,
     pages_read_here,
 )
-from msatools.program.linear import VmallocTables, page_tables
+from msatools.program.linear import VmallocTables, page_tables, vmemmap_base
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_constant,

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Counts a machine's memory by class: every struct page is in exactly one class.
-
-The command's runs, and the memory that leaks by module, are here, too.
-"""
+"""Counts a machine's memory by class: every struct page is in exactly one class."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import drgn
@@ -33,8 +30,6 @@ from msatools.kernel.report import (
     noting_refusals,
     ns_between,
 )
-from msatools.memory.areas import caller_modules, caller_names
-from msatools.memory.breakdowns import VIEWS, SectionZones, list_sections, make_view
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.classes import (
     CLASSES,
@@ -50,10 +45,9 @@ from msatools.memory.model import (
     Leak,
     MemstatReport,
     PageGroup,
-    SlabGroup,
+    Section,
     UnattributedGroup,
     VmallocCaller,
-    VmallocGroup,
 )
 from msatools.memory.owners import Owners, ScanContext, collect_owners
 from msatools.memory.refine import pcp_lists
@@ -68,95 +62,12 @@ from msatools.memory.swapuse import read_swap_use
 from msatools.program.description import describe
 from msatools.program.model import Target
 from msatools.selfdesc.find import ask, drgn_lookups, find_variable
-from msatools.tasks.text import is_unloaded
 
 if TYPE_CHECKING:
-    from msatools.memory.breakdowns import SectionZones
+    from msatools.memory.breakdowns import SectionZones, View
     from msatools.memory.fragmentation import FragView
     from msatools.memory.map import MapView
     from msatools.memory.unattributed import UnattributedView
-
-# --- Memory of the kernel that one module has: what a module that leaks has most of.
-#
-# From one dump nobody can tell a leak from use: this names who has how much of what,
-# and how that is known. Two dumps (--diff) show what has grown.
-
-
-_SURE = 0.9
-"""Share of the objects of a sample from which on their module is likely."""
-
-_HOLDS = 3
-
-_OWN = ("kernel.vmalloc", "kernel.vmap", "kernel.stacks")
-"""Classes of pages that who made an area has."""
-
-
-def module_memory(
-    slabs: Sequence[PageGroup],
-    areas: Sequence[PageGroup],
-    blocks: Sequence[UnattributedGroup],
-    page_size: int,
-) -> tuple[Leak, ...]:
-    """Return what modules have, the most first.
-
-    :param slabs: Slab caches (``--by slab``).
-    :param areas: Callers of vmalloc (``--by vmalloc``).
-    :param blocks: Pages that no owner explains.
-    """
-    found = [
-        *_in_slabs(slabs, page_size),
-        *_in_areas(areas, page_size),
-        *_in_blocks(blocks, page_size),
-    ]
-    return tuple(sorted(found, key=lambda leak: (-leak.bytes, leak.module)))
-
-
-def _in_slabs(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
-    for group in groups:
-        if isinstance(group, SlabGroup) and group.module is not None:
-            is_sure = (group.module_share or 0) >= _SURE
-            is_sure &= not is_unloaded(group.module)
-            yield Leak(
-                cache=group.name,
-                objects=group.objects_in_use,
-                bytes=group.pages * page_size,
-                holds=tuple(word.name for word in (group.words or ())[:_HOLDS]),
-                module=group.module,
-                confidence="likely" if is_sure else "evidence",
-            )
-
-
-def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
-    for group in groups:
-        if isinstance(group, VmallocGroup) and group.module is not None:
-            pages = sum(group.classes.get(name, 0) for name in _OWN)
-            if not pages:
-                continue  # it maps what others have
-            yield Leak(
-                area=group.key,
-                objects=group.areas,
-                bytes=pages * page_size,
-                module=group.module,
-                # The area itself records who asked for it.
-                confidence="exact",
-            )
-
-
-def _in_blocks(groups: Sequence[UnattributedGroup], page_size: int) -> Iterator[Leak]:
-    for group in groups:
-        if group.content == "module" and group.owner is not None:
-            yield Leak(
-                order=group.order,
-                objects=group.blocks,
-                bytes=group.pages * page_size,
-                holds=tuple(word.name for word in group.words[:_HOLDS]),
-                module=group.owner,
-                confidence="evidence",
-            )
-
-
-# --- the report
-
 
 _COVERAGE = (
     "sections",
@@ -296,12 +207,12 @@ def collect_memstat(
             verbose=verbose,
         )
         needed = dict.fromkeys((*by, *(("slab", "vmalloc") if leaks else ())))
-        views = {name: make_view(name, context) for name in needed if name in VIEWS}
+        views = _views(needed, context) if needed else {}
         explains = unattributed or leaks
         unattributed_view = _unattributed_view(context) if explains else None
         frag_view = _frag_view(context) if frag else None
         map_view = _map_view(context) if memory_map else None
-        sections_seen = SectionZones(pages_per_section(prog)) if sections else None
+        sections_seen = _section_zones(prog) if sections else None
         requested = (*views.values(), unattributed_view, frag_view, map_view)
         observers = [view.observer for view in requested if view is not None]
         scan = scan_finally if observers else scan_and_settle
@@ -321,7 +232,7 @@ def collect_memstat(
         found_leaks = None
         if leaks:
             kinds = groups["slab"], groups["vmalloc"], allocations or ()
-            found_leaks = module_memory(*kinds, context.page_size)
+            found_leaks = _leaks(*kinds, context.page_size)
         checks = make_checks(result, owners, counters, after, layout, losses)
         swap = read_swap(prog)
         cached = result.anon_swapcache + result.shmem_swapcache
@@ -366,14 +277,53 @@ def collect_memstat(
         map=None if map_view is None else map_view.result(),
         sections=None
         if sections_seen is None
-        else list_sections(context, ranges, sections_seen),
+        else _sections(context, ranges, sections_seen),
         vmalloc=_vmalloc_callers(reader, owners, losses) if verbose else None,
         scan_ns=result.scan_ns,
         changes=result.changes,
     )
 
 
-# What follows is in few reports, and takes 3.5 ms to import.
+# What follows is in few reports, and takes 10 ms to import.
+
+
+def _views(names: Iterable[str], context: ScanContext) -> "dict[str, View]":
+    from msatools.memory.breakdowns import VIEWS, make_view
+
+    return {name: make_view(name, context) for name in names if name in VIEWS}
+
+
+def _section_zones(prog: drgn.Program) -> "SectionZones":
+    from msatools.memory.breakdowns import SectionZones
+
+    return SectionZones(pages_per_section(prog))
+
+
+def _sections(
+    context: ScanContext, ranges: list[MemmapRange], seen: "SectionZones"
+) -> tuple[Section, ...]:
+    from msatools.memory.breakdowns import list_sections
+
+    return list_sections(context, ranges, seen)
+
+
+def _vmalloc_callers(
+    reader: Reader, owners: Owners, losses: LossLog
+) -> tuple[VmallocCaller, ...]:
+    from msatools.memory.by_module import vmalloc_callers
+
+    return vmalloc_callers(reader, owners, losses)
+
+
+def _leaks(
+    slabs: Sequence[PageGroup],
+    areas: Sequence[PageGroup],
+    blocks: Sequence[UnattributedGroup],
+    page_size: int,
+) -> tuple[Leak, ...]:
+    from msatools.memory.by_module import module_memory
+
+    return module_memory(slabs, areas, blocks, page_size)
 
 
 def _unattributed_view(context: ScanContext) -> "UnattributedView":
@@ -488,23 +438,6 @@ def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, s
         # Struct pages of a hole at the end of memory (init_unavailable_range()).
         return f"{node}:-", f"Node {node}, in no zone"
     return f"{node}:{name}", f"Node {node}, zone {name}"
-
-
-def _vmalloc_callers(
-    reader: Reader, owners: Owners, losses: LossLog
-) -> tuple[VmallocCaller, ...]:
-    areas: dict[str, int] = defaultdict(int)
-    pages: dict[str, int] = defaultdict(int)
-    names = caller_names(reader.prog, owners.areas)
-    modules = caller_modules(reader, owners.areas, losses)
-    for caller, length in zip(names, owners.areas.lengths().tolist(), strict=True):
-        areas[caller] += 1
-        pages[caller] += length
-    callers = (
-        VmallocCaller(name, areas[name], pages[name], modules.get(name))
-        for name in areas
-    )
-    return tuple(sorted(callers, key=lambda caller: (-caller.pages, caller.caller)))
 
 
 # --- Runs of msa-memstat: each report is of one moment.

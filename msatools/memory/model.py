@@ -167,14 +167,6 @@ class Frag(Struct, frozen=True):
     movable: tuple[str, ...]
     """The classes of pages that compaction moves."""
 
-    @property
-    def blocks_by_type(self) -> Mapping[str, int]:
-        """Page blocks by migrate type, over all zones."""
-        blocks: dict[str, int] = {}
-        for row in self.pageblocks:
-            blocks[row.type] = blocks.get(row.type, 0) + row.blocks
-        return blocks
-
 
 # --- Groups of pages without a known owner.
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import page_to_pfn
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import OpenFiles, processes
-from msatools.kernel.mm import vmemmap_base
 from msatools.kernel.percpu import possible_cpus
 from msatools.kernel.reader import (
     U64,
@@ -30,7 +30,7 @@ from msatools.kernel.reader import (
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.walks import list_nodes, list_records, list_words, xarray_entries
 from msatools.memory.classes import PageLayout
-from msatools.program.linear import code_start, page_address
+from msatools.program.linear import code_start, page_address, vmemmap_base
 from msatools.selfdesc.find import (
     ask,
     find_type,
@@ -38,7 +38,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.text import kernel_symbol
 
 # --- Blocks of pages that owners name by an address in the direct map and an order.
 

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.files import OpenFiles, processes
-from msatools.kernel.mm import PageTables, Zone, pmd_order, vmemmap_base
+from msatools.kernel.mm import PageTables, Zone, pmd_order
 from msatools.kernel.reader import (
     Addresses,
     Reader,
@@ -33,7 +33,6 @@ from msatools.memory.areas import (
     PercpuPages,
     VmallocAreas,
     cached_stacks,
-    direct_stacks,
     freed_stacks,
     has_vmapped_stacks,
     kernel_stacks,
@@ -54,6 +53,7 @@ from msatools.memory.owned_pages import (
     tracing_pages,
 )
 from msatools.program.arch import table_format
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_type,
@@ -61,7 +61,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.identity import address_spaces
 
 # --- Finds pages that hold data of pipes (fs/pipe.c) and sockets (net/core/skbuff.c).
 #
@@ -327,7 +326,7 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
     return np.concatenate(parts)
 
 
-# --- owners
+# --- Structures of the kernel that own pages, and the pages of each.
 
 
 _CLAIM_BITS = 64 - PFN_BITS
@@ -377,7 +376,7 @@ class Owners(Struct):
     def claim(self, code: int, pfns: Pfns) -> None:
         """Claim pages for a class; impossible pfns of a damaged dump are dropped.
 
-        :raises DamagedDataError: if there are more claims than have a number
+        :raises DamagedDataError: if there are more than :data:`_MAX_CLAIMS` claims
         """
         if len(self.owned) >= _MAX_CLAIMS:
             raise DamagedDataError(f"more than {_MAX_CLAIMS:,} kinds of owners")
@@ -409,7 +408,7 @@ class OwnerSearch:
         self.owners = Owners()
         """The owners collected so far."""
 
-        self._claims = _claims(self.owners, reader, layout, ranges, losses)
+        self._claims = _Claims(self.owners, reader, layout, ranges, losses).all()
 
     def find(self, pfns: Sequence[int]) -> int | None:
         """Return the class that an owner gives a page; ``None`` if none claims it.
@@ -437,207 +436,188 @@ def collect_owners(
 ) -> Owners:
     """Collect the pages of all owners; note each owner that cannot be read."""
     owners = Owners()
-    for _ in _claims(owners, reader, layout, ranges, losses):
+    for _ in _Claims(owners, reader, layout, ranges, losses).all():
         pass
     return owners
 
 
-def _claims(
-    owners: Owners,
-    reader: Reader,
-    layout: PageLayout,
-    ranges: list[MemmapRange],
-    losses: LossLog,
-) -> Iterator[None]:
-    """Add the pages of one kind of owner after the other."""
-    for claim in (
-        _claim_vmalloc,
-        _claim_direct_stacks,
-        _claim_percpu,
-        _claim_page_tables,
-        _claim_pipes,
-        _claim_sockets,
-        _claim_huge_zero,
-        _claim_rings,
-        _claim_requests,
-        _claim_mempools,
-        _claim_tracing,
-        _claim_dma,
-        _claim_globals,
-        _claim_dma_bufs,
-        _claim_vmap,
-    ):
-        try:
-            with drgn_lookups:
-                claim(owners, reader, layout, losses)
-        except LOST as error:
-            what = claim.__name__.removeprefix("_claim_").replace("_", " ")
-            text = f"{what}: cannot be attributed: {error}"
-            losses.lose(Loss.OWNERS, text, about=what)
-        yield
-    try:
-        _claim_memmap(owners, reader, layout, ranges, losses)
-    except LOST as error:
-        losses.lose(Loss.OWNERS, f"memmap: cannot be attributed: {error}")
-    yield
+class _Claims(Struct, frozen=True):
+    """Adds the pages of one kind of owner after the other."""
 
+    owners: Owners
+    reader: Reader
+    layout: PageLayout
+    ranges: list[MemmapRange]
+    losses: LossLog
 
-def _claim_memmap(
-    owners: Owners,
-    reader: Reader,
-    layout: PageLayout,
-    ranges: list[MemmapRange],
-    losses: LossLog,
-) -> None:
-    """Claim the memmap of hot-plugged memory; that of boot memory is reserved."""
-    plugged = [part for part in ranges if not part.early]
-    if not plugged or table_format(reader.prog) is None:
-        return
-    # As the memmap of boot memory is: never given to the page allocator.
-    owners.claim(PageClass.RESERVED, self_hosted_pages(reader, losses))
-    tables = PageTables(reader, losses)
-    step = find_variable(reader.prog, "PAGE_SIZE").value_()
-    pfns = (
-        tables.pfn(address)
-        for part in plugged
-        for address in range(part.address, part.address_end(layout.size), step)
-    )
-    mapped = [pfn for pfn in pfns if pfn is not None]
-    owners.claim(PageClass.MEMMAP, np.array(mapped, np.uint64))
+    def all(self) -> Iterator[None]:
+        """Yield after each kind of owner."""
+        for claim in (
+            self.vmalloc,
+            self.direct_stacks,
+            self.percpu,
+            self.page_tables,
+            self.pipes,
+            self.sockets,
+            self.huge_zero,
+            self.rings,
+            self.requests,
+            self.mempools,
+            self.tracing,
+            self.dma,
+            self.globals,
+            self.dma_bufs,
+            self.vmap,
+            self.memmap,
+        ):
+            try:
+                with drgn_lookups:
+                    claim()
+            except LOST as error:
+                what = claim.__name__.replace("_", " ")
+                text = f"{what}: cannot be attributed: {error}"
+                self.losses.lose(Loss.OWNERS, text, about=what)
+            yield
 
+    @property
+    def files(self) -> OpenFiles:
+        """The open files of all tasks."""
+        return self.owners.files(self.reader, self.losses)
 
-def _claim_vmalloc(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    areas = owners.areas = vmalloc_areas(reader, losses)
-    stacks = kernel_stacks(reader, areas)
-    owners.stack_pages = int(areas.lengths()[stacks].max(initial=0))
-    owners.cached_stacks = cached_stacks(reader.prog, losses)
-    owners.freed_stacks = partial(freed_stacks, reader, areas.start[stacks])
-    pfns = pfns_of(areas.pages, reader.prog, layout)
-    is_stack, mapped = stacks[areas.rows], areas.mapped[areas.rows]
-    owners.claim(PageClass.STACKS, pfns[is_stack])
-    owners.claim(PageClass.VMALLOC, pfns[~is_stack & ~mapped])
+    def claim_structs(self, code: int, pages: Addresses) -> None:
+        """Claim pages by the addresses of their struct pages."""
+        self.owners.claim(code, pfns_of(pages, self.reader.prog, self.layout))
 
-
-def _claim_direct_stacks(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    if not has_vmapped_stacks(reader.prog):
-        owners.direct_stacks = True
-        owners.claim(PageClass.STACKS, direct_stacks(reader, losses))
-
-
-def _claim_percpu(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    if table_format(reader.prog) is not None:
-        owners.percpu = percpu_pages(reader, PageTables(reader, losses), losses)
-        owners.claim(PageClass.PERCPU, np.array(owners.percpu.pfns, np.uint64))
-
-
-def _claim_page_tables(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    if table_format(reader.prog) is None:
-        losses.note(
-            "no-page-tables",
-            "this architecture's page tables are not read: the kernel's own and "
-            "percpu memory are unattributed",
+    def memmap(self) -> None:
+        """Claim the memmap of hot-plugged memory; that of boot memory is reserved."""
+        plugged = [part for part in self.ranges if not part.early]
+        if not plugged or table_format(self.reader.prog) is None:
+            return
+        # As the memmap of boot memory is: never given to the page allocator.
+        self.owners.claim(
+            PageClass.RESERVED, self_hosted_pages(self.reader, self.losses)
         )
-        return
-    tables = PageTables(reader, losses)
-    own = tables.kernel_tables() | tables.user_top_tables(
-        lambda: [space.top for space in address_spaces(reader, losses)]
-    )
-    owners.claim(PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
+        tables = PageTables(self.reader, self.losses)
+        step = find_variable(self.reader.prog, "PAGE_SIZE").value_()
+        pfns = (
+            tables.pfn(address)
+            for part in plugged
+            for address in range(part.address, part.address_end(self.layout.size), step)
+        )
+        mapped = [pfn for pfn in pfns if pfn is not None]
+        self.owners.claim(PageClass.MEMMAP, np.array(mapped, np.uint64))
 
+    def vmalloc(self) -> None:
+        areas = self.owners.areas = vmalloc_areas(self.reader, self.losses)
+        stacks = kernel_stacks(self.reader, areas)
+        self.owners.stack_pages = int(areas.lengths()[stacks].max(initial=0))
+        self.owners.cached_stacks = cached_stacks(self.reader.prog, self.losses)
+        self.owners.freed_stacks = partial(
+            freed_stacks, self.reader, areas.start[stacks]
+        )
+        pfns = pfns_of(areas.pages, self.reader.prog, self.layout)
+        is_stack, mapped = stacks[areas.rows], areas.mapped[areas.rows]
+        self.owners.claim(PageClass.STACKS, pfns[is_stack])
+        self.owners.claim(PageClass.VMALLOC, pfns[~is_stack & ~mapped])
 
-def _claim_pipes(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    pages = pipe_pages(reader, owners.files(reader, losses), losses)
-    owners.claim(PageClass.PIPES, pfns_of(pages, reader.prog, layout))
+    def direct_stacks(self) -> None:
+        if not has_vmapped_stacks(self.reader.prog):
+            # With it, which is usual, nothing here needs the tasks: that spares 10 ms.
+            from msatools.tasks.stacks import direct_stacks
 
+            self.owners.direct_stacks = True
+            self.owners.claim(PageClass.STACKS, direct_stacks(self.reader, self.losses))
 
-def _claim_sockets(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    pages = socket_pages(reader, owners.files(reader, losses), losses)
-    owners.claim(PageClass.SOCKETS, pfns_of(pages, reader.prog, layout))
+    def percpu(self) -> None:
+        if table_format(self.reader.prog) is not None:
+            self.owners.percpu = percpu_pages(
+                self.reader, PageTables(self.reader, self.losses), self.losses
+            )
+            self.owners.claim(
+                PageClass.PERCPU, np.array(self.owners.percpu.pfns, np.uint64)
+            )
 
+    def page_tables(self) -> None:
+        if table_format(self.reader.prog) is None:
+            self.losses.note(
+                "no-page-tables",
+                "this architecture's page tables are not read: the kernel's own and "
+                "percpu memory are unattributed",
+            )
+            return
+        tables = PageTables(self.reader, self.losses)
+        own = tables.kernel_tables() | tables.user_top_tables(self._top_tables)
+        self.owners.claim(
+            PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own))
+        )
 
-def _claim_rings(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    files = owners.files(reader, losses)
-    owners.claim(PageClass.RINGS, ring_pages(reader, files, losses))
+    def _top_tables(self) -> list[int]:
+        # Not on x86-64, where importing what reads tasks takes 10 ms.
+        from msatools.tasks.identity import address_spaces
 
+        return [space.top for space in address_spaces(self.reader, self.losses)]
 
-def _claim_requests(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    owners.claim(PageClass.REQUESTS, request_pages(reader, layout, losses))
+    def pipes(self) -> None:
+        pages = pipe_pages(self.reader, self.files, self.losses)
+        self.claim_structs(PageClass.PIPES, pages)
 
+    def sockets(self) -> None:
+        pages = socket_pages(self.reader, self.files, self.losses)
+        self.claim_structs(PageClass.SOCKETS, pages)
 
-def _claim_mempools(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    owners.claim(PageClass.MEMPOOLS, mempool_pages(reader, losses))
+    def rings(self) -> None:
+        pages = ring_pages(self.reader, self.files, self.losses)
+        self.owners.claim(PageClass.RINGS, pages)
 
+    def requests(self) -> None:
+        self.owners.claim(
+            PageClass.REQUESTS, request_pages(self.reader, self.layout, self.losses)
+        )
 
-def _claim_tracing(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    owners.claim(PageClass.TRACING, tracing_pages(reader, losses))
+    def mempools(self) -> None:
+        self.owners.claim(PageClass.MEMPOOLS, mempool_pages(self.reader, self.losses))
 
+    def tracing(self) -> None:
+        self.owners.claim(PageClass.TRACING, tracing_pages(self.reader, self.losses))
 
-def _claim_dma(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    owners.claim(PageClass.DMA, dma_pages(reader, layout, losses))
+    def dma(self) -> None:
+        self.owners.claim(
+            PageClass.DMA, dma_pages(self.reader, self.layout, self.losses)
+        )
 
+    def dma_bufs(self) -> None:
+        buffers = dma_bufs(self.reader, self.layout, self.files, self.losses)
+        own = [buffer.pages for buffer in buffers if buffer.own]
+        self.owners.claim(
+            PageClass.DMABUF, np.concatenate([np.empty(0, np.uint64), *own])
+        )
 
-def _claim_dma_bufs(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    buffers = dma_bufs(reader, layout, owners.files(reader, losses), losses)
-    own = [buffer.pages for buffer in buffers if buffer.own]
-    owners.claim(PageClass.DMABUF, np.concatenate([np.empty(0, np.uint64), *own]))
+    def globals(self) -> None:
+        memmap = vmemmap_base(self.reader.prog)
+        pages = global_pages(self.reader, memmap, self.layout.size, self.losses)
+        self.owners.claim(PageClass.GLOBALS, pages)
 
+    def vmap(self) -> None:
+        """Claim what areas map and nobody else has."""
+        areas = self.owners.areas
+        pages = areas.pages[areas.mapped[areas.rows]]
+        self.claim_structs(PageClass.VMAP, pages)
 
-def _claim_globals(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    memmap = vmemmap_base(reader.prog)
-    pages = global_pages(reader, memmap, layout.size, losses)
-    owners.claim(PageClass.GLOBALS, pages)
-
-
-def _claim_vmap(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    """Claim what areas map and nobody else has."""
-    areas = owners.areas
-    pages = areas.pages[areas.mapped[areas.rows]]
-    owners.claim(PageClass.VMAP, pfns_of(pages, reader.prog, layout))
-
-
-def _claim_huge_zero(
-    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
-) -> None:
-    # A folio since Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page
-    # to huge_zero_folio") (in v6.10).
-    for name in ("huge_zero_folio", "huge_zero_page"):
-        try:
-            page = find_variable(reader.prog, name).value_()
-        except MissingError:
-            continue
-        if page:
-            (first,) = pfns_of(np.array([page], np.uint64), reader.prog, layout)
-            pages = np.arange(1 << pmd_order(reader.prog), dtype=np.uint64)
-            owners.claim(PageClass.HUGE_ZERO, first + pages)
-        return
+    def huge_zero(self) -> None:
+        # A folio since Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page
+        # to huge_zero_folio") (in v6.10).
+        for name in ("huge_zero_folio", "huge_zero_page"):
+            try:
+                page = find_variable(self.reader.prog, name).value_()
+            except MissingError:
+                continue
+            if page:
+                (first,) = pfns_of(
+                    np.array([page], np.uint64), self.reader.prog, self.layout
+                )
+                pages = np.arange(1 << pmd_order(self.reader.prog), dtype=np.uint64)
+                self.owners.claim(PageClass.HUGE_ZERO, first + pages)
+            return
 
 
 def pfns_of(pages: Addresses, prog: drgn.Program, layout: PageLayout) -> Pfns:

@@ -20,7 +20,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingMemberError
-from msatools.kernel.mm import Zone, pmd_order, vmemmap_base
+from msatools.kernel.mm import Zone, pmd_order
 from msatools.kernel.percpu import possible_cpus
 from msatools.kernel.reader import LIST_HEAD, Reader, column, distinct, unsigned
 from msatools.kernel.report import Loss, LossLog
@@ -44,6 +44,7 @@ from msatools.memory.sums import (
     nameless_swap,
     swapped_shmem,
 )
+from msatools.program.linear import vmemmap_base
 from msatools.selfdesc.find import (
     ask,
     drgn_lookups,

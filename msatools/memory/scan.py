@@ -16,13 +16,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
 import drgn
 from msgspec import Struct
 
-from msatools import native
+import msatools.native as native
 from msatools.errors import UNREADABLE
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Loss, LossLog, Progress
@@ -49,7 +50,6 @@ from msatools.memory.refine import (
 )
 from msatools.memory.stream import FileScan, dump_file
 from msatools.memory.sums import Finals, ScanResult, add_block, settle_swapcache
-from msatools.program.live import open_again
 
 # --- Scans the memmap: classifies all struct pages of some ranges.
 
@@ -546,9 +546,17 @@ def _share_out(
         min(workers, count),
         take,
         overall.add,
-        begin=lambda: open_again(reader.prog),
+        begin=partial(_open_again, reader.prog),
     )
     return Scanned(result, redone)
+
+
+def _open_again(prog: drgn.Program) -> None:
+    """Have a forked process read /proc/kcore by an open file of its own."""
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        from msatools.program.live import open_again
+
+        open_again(prog)
 
 
 class _OverallProgress:

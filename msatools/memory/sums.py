@@ -14,9 +14,9 @@ from drgn.helpers.linux.swap import for_each_swap_info
 from msgspec import Struct, field
 
 from msatools.errors import LOST
-from msatools.kernel.mm import SWAP_TYPE_SHIFT
 from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import SWAP_TYPE_SHIFT
 from msatools.kernel.walks import list_nodes, xarray_values
 from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.classify import (

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.reader import Reader, bit, distinct
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Numbers
@@ -35,7 +36,6 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.text import kernel_symbol
 
 # --- Reads stack traces that the kernel keeps once each (lib/stackdepot.c).
 #

@@ -43,7 +43,7 @@ def reader_of(fd: int) -> ReadAt:
 
 @contextmanager
 def opened(path: str) -> Iterator[ReadAt]:
-    """Open a file, and give the function that reads from it.
+    """Open a file, and yield the function that reads from it.
 
     :raises OSError: if it cannot be opened
     """

@@ -631,8 +631,6 @@ _PAGES = "msatools pages of a kdump"
 _EXCLUDED = "Excluded page"
 """What libkdumpfile says of a page that was left out of the dump."""
 
-_DAMAGED = "damaged page, or beyond the end of the file"
-
 
 def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
     """Set the core dump of a program so that libkdumpfile reads none of its pages.

@@ -6,6 +6,7 @@ Also the lowest addresses of the kernel.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import drgn
@@ -24,7 +25,7 @@ from msatools.selfdesc.find import (
     vmcoreinfo,
 )
 
-# --- The lowest addresses of the kernel.
+# --- The lowest addresses of the kernel, and the address of its memmap.
 #
 # They are used to follow pointers, to classify program counters and to search memory
 # for pointers.
@@ -66,6 +67,24 @@ def code_start(prog: drgn.Program) -> int:
 
 
 Words = npt.NDArray[np.uint64]
+
+
+def vmemmap_base(prog: drgn.Program) -> int:
+    """
+    Return the address that the struct page of pfn 0 has or would have.
+
+    x86-64 keeps it in a variable; elsewhere drgn works it out from the table of
+    memory sections, which a truncated dump may lack. On arm64 a variable of that name
+    belongs to KVM's code at EL2 (arch/arm64/kvm/hyp/nvhe/mm.c).
+
+    :raises MissingError: if the kernel has no virtual memory map
+    :raises drgn.FaultError: if the dump lacks the variable or the table
+    """
+    platform = prog.platform
+    if platform is not None and platform.arch == drgn.Architecture.X86_64:
+        with suppress(MissingError):
+            return int(find_variable(prog, "vmemmap_base").value_())
+    return int(find_variable(prog, "vmemmap").value_())
 
 
 # --- Reads of vmalloc() memory in a dump, with each page table read once.

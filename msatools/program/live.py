@@ -21,7 +21,7 @@ import drgn
 from drgn import FaultError, Program, ProgramFlags
 
 from msatools.errors import LOST, UNREADABLE, MissingMemberError
-from msatools.program.model import NotPermittedError, TargetError
+from msatools.program.model import KCORE, MovedError, NotPermittedError, TargetError
 from msatools.selfdesc.find import (
     ask,
     drgn_lookups,
@@ -39,7 +39,6 @@ from msatools.selfdesc.find import (
 # without any error.
 
 
-KCORE = "/proc/kcore"
 _OPEN_FILES = "/proc/self/fd"
 
 _KCORE_NAME = "msatools.kcore"
@@ -54,15 +53,6 @@ _NOWHERE = (1 << 64) - 1
 """``p_paddr`` of a segment that is not contiguous in physical memory."""
 
 _ATTEMPTS = 8
-
-
-class MovedError(TargetError):
-    """The offsets in /proc/kcore changed during a report, so its data are wrong."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            KCORE, "memory was added or removed while it was read", "run it again"
-        )
 
 
 class Segment(NamedTuple):
@@ -214,6 +204,17 @@ def open_kcore() -> Program:
     # Else drgn may have read either table: then refresh() replaces all segments.
     prog.cache[_KCORE_NAME] = segments
     return prog
+
+
+@contextmanager
+def steady(prog: Program) -> Iterator[None]:
+    """Run a report on a running kernel, and check that it stayed the same target.
+
+    :raises MovedError: as :func:`kcore_steady`
+    :raises TargetError: as :func:`qmp_steady`
+    """
+    with kcore_steady(prog), qmp_steady(prog):
+        yield
 
 
 @contextmanager

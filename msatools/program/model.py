@@ -64,6 +64,18 @@ class WrongBuildError(TargetError):
     """The debug info belongs to another build of the kernel."""
 
 
+KCORE = "/proc/kcore"
+
+
+class MovedError(TargetError):
+    """The offsets in /proc/kcore changed during a report, so its data are wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            KCORE, "memory was added or removed while it was read", "run it again"
+        )
+
+
 def damaged_types(what: str, error: Exception) -> NoTypesError:
     """Return the error for damaged types in a kernel."""
     return NoTypesError(

@@ -3,6 +3,7 @@
 """Opening of targets: a dump, the running kernel, or a QEMU guest."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import drgn
@@ -10,7 +11,7 @@ from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
 from msgspec import Struct
 
 from msatools.errors import LOST
-from msatools.program import description, live
+from msatools.program import description
 from msatools.program.description import describe_opened
 from msatools.program.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.program.formats import NAMELESS
@@ -20,8 +21,8 @@ from msatools.program.kdump_pages import (
     set_parts,
 )
 from msatools.program.linear import KERNEL_HALF, map_kernel
-from msatools.program.live import KCORE
 from msatools.program.model import (
+    KCORE,
     DamagedDumpError,
     NotADumpError,
     NotPermittedError,
@@ -102,14 +103,17 @@ def open_target(spec: TargetSpec) -> Opened:
 
 def _open(spec: TargetSpec, path: str) -> Opened:
     dump = None
-    if spec.qemu is not None:
-        prog = live.open_guest(path)
-    elif spec.is_live:
-        prog = _open_kcore(path)
-    else:
+    steady: AbstractContextManager[None] = nullcontext()
+    if spec.qemu is None and not spec.is_live:
         prog, dump = _open_file(path, spec, read_dump_file(path))
+    else:
+        # Not imported for dumps: it takes 4 ms.
+        from msatools.program import live
+
+        prog = _open_kcore(path) if spec.qemu is None else live.open_guest(path)
+        steady = live.steady(prog)
     try:
-        with live.kcore_steady(prog), live.qmp_steady(prog):
+        with steady:
             try:
                 _load_types(prog, path, spec)
             except NoTypesError as error:
@@ -252,6 +256,8 @@ def _platform_of(path: str, dump: DumpFile) -> Platform | None:
 
 
 def _open_kcore(path: str) -> Program:
+    from msatools.program import live
+
     try:
         _check_kcore(path)
         return live.open_kcore()

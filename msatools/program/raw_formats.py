@@ -16,12 +16,8 @@ from drgn import FaultError
 
 from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.program import formats, qemu_state
-from msatools.program.dumpfile import (
-    VMWARE_MAGICS,
-    VMWARE_REMEDY,
-    DumpFile,
-    os_error,
-)
+from msatools.program.dumpfile import DumpFile, os_error
+from msatools.program.foreign import VMWARE_MAGICS, VMWARE_REMEDY
 from msatools.program.formats import ReadAt, opened, read_exactly, reader_of
 from msatools.program.kdump_pages import KdumpPages, LeftToDrgnError
 from msatools.program.model import DamagedDumpError, NotADumpError
@@ -386,7 +382,13 @@ def memory_in(path: str, dump: DumpFile) -> Memory:
             if dump.kind == "kdump":
                 return KdumpMemory(path)
             if dump.kind == "elf":
-                ranges = elf_ranges(formats.parse_elf(read))
+                loads = formats.parse_elf(read).loads
+                ranges = in_order(
+                    [
+                        MemoryRange(each.address, each.size, each.offset)
+                        for each in loads
+                    ]
+                )
                 return FileMemory("ELF without a note", path, ranges)
             return _by_magic(path, read)
     except OSError as error:
@@ -490,13 +492,3 @@ def _vmware_memory(path: str, read: ReadAt) -> Memory:
     # A state without regions has no hole, or lacks its end, which has them.
     is_packed = [each.start for each in ranges] == [0]
     return FileMemory("VMware state", path, ranges, is_packed=is_packed)
-
-
-def elf_ranges(headers: formats.Elf) -> list[MemoryRange]:
-    """Return what a core has of physical memory.
-
-    :raises DamagedDataError: if two segments overlap
-    """
-    return in_order(
-        [MemoryRange(each.address, each.size, each.offset) for each in headers.loads]
-    )

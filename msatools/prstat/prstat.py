@@ -157,7 +157,7 @@ def _has(
     )
 
 
-# --- the session
+# --- Runs of msa-prstat: its report, and its intervals with samples.
 
 
 _COVERAGE = (

@@ -87,7 +87,7 @@ class Threads(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """All data that rows are built from, which is what a recording has of threads."""
+    """All data that rows are built from; a recording stores the same."""
 
     columns: Mapping[str, npt.NDArray[Any]]
     """One value a thread; ``state`` and ``class`` are also used to select by thread."""

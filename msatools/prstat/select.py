@@ -369,7 +369,7 @@ def group_by(kind: str, rows: TaskRows) -> tuple[TaskGroup, ...]:
     return _groups(rows, _KEYS[kind](rows))
 
 
-# --- what rows have in common
+# --- Groups of rows: by user, control group, container or namespace.
 
 
 def _users(rows: TaskRows) -> list[str]:
@@ -418,7 +418,7 @@ _KEYS: Mapping[str, Callable[[TaskRows], list[str]]] = {
 }
 
 
-# --- sums
+# --- Sums of the rows of a group.
 
 
 def _groups(rows: TaskRows, keys: list[str]) -> tuple[TaskGroup, ...]:

@@ -22,6 +22,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.wait_targets import Explainer
 from msatools.program import TargetError, describe, live
+from msatools.program.model import KCORE
 from msatools.prstat.states import (
     GELATO_NOW,
     SLEEPS,
@@ -206,7 +207,7 @@ class Kernel:
                     return done
         for left in reversed(range(_TRIES)):
             try:
-                with live.kcore_steady(self.prog), live.qmp_steady(self.prog):
+                with live.steady(self.prog):
                     return work()
             except UNREADABLE as error:
                 if not (left and is_live):
@@ -223,7 +224,7 @@ class Kernel:
         except OSError as error:
             raise UnreadableTaskError(
                 f"pid {pid}",
-                f"{live.KCORE}: {error.strerror}",
+                f"{KCORE}: {error.strerror}",
                 "open the kernel again",
             ) from error
         self._asker = asker

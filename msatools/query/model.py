@@ -8,9 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from msatools.model import equal_but, hash_but
+from msatools.model import WIDTH, equal_but, hash_but
 from msatools.prstat.states import Time
-from msatools.reports.presented import WIDTH
 from msatools.reports.units import duration
 
 

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What text is written to: its size, and the colours that it has."""
+"""What text is written to: its size and colours; and how blocks are printed on it."""
 
 import os
+from collections.abc import Iterable
 from typing import Literal, TextIO, cast
 
 from msgspec import Struct
+
+from msatools.render.blocks import Block
+from msatools.render.plain import texts
 
 Colour = Literal["auto", "always", "never"]
 """Values of ``--color``."""
@@ -98,3 +102,21 @@ def _wanted(name: str) -> int | None:
     """Return a positive number from the environment."""
     word = os.environ.get(name, "")
     return int(word) if word.isdecimal() and int(word) else None
+
+
+def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> None:
+    """Print blocks, styled and fitted to the terminal if there is one.
+
+    :param device: What *out* writes to, if the user's options say so.
+    """
+    device = device_of(out) if device is None else device
+    if device.is_plain:
+        for block in blocks:
+            for text in texts(block):
+                out.write(text.rstrip() + "\n")
+        return
+    # rich takes 20 ms to import.
+    from msatools.render.terminal import drawn
+
+    for text in drawn(blocks, device):
+        out.write(text + "\n")

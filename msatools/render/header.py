@@ -1,28 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lines that all reports share, and tables of the differences between two."""
+"""Lines that all reports share: target, losses and notes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msatools.kernel.report import Report
 from msatools.program.model import Crash, Source, Target
-from msatools.render.blocks import (
-    Block,
-    Cell,
-    Column,
-    More,
-    Span,
-    Table,
-    Text,
-    free_text,
-    line,
-    plural,
-)
-from msatools.reports.diff import Moment, ReportDiff, RowChange, Side, Value
-from msatools.reports.units import duration, size
-
-# --- Lines that all reports share: target, losses and notes.
-
+from msatools.render.blocks import Span, Text, line, plural
 
 _KINDS = {
     **dict.fromkeys(("elf", "kdump"), "vmcore"),
@@ -112,122 +96,3 @@ def _crash(crash: Crash) -> str:
     if crash.pid is not None:
         words.append(f"pid {crash.pid} {crash.comm or '-'}")
     return ", ".join(words)
-
-
-# --- Renders the differences between two reports of a command as tables.
-
-
-ROWS = 20
-"""Default number of rows of each table."""
-
-_MARKS = {"came": "+", "gone": "-", "changed": ""}
-
-
-def diff_blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
-    """
-    Yield the blocks of ``--diff``.
-
-    :param rows: Maximum rows of each table; None for :data:`ROWS`.
-    """
-    columns = (
-        free_text("REPORT", keeps="end"),
-        free_text("KERNEL", worth=0),
-        free_text("OF", worth=1, keeps="end"),
-        Column("UP", "right"),
-    )
-    sides = (diff.before, diff.after)
-    yield Table(columns, [(side.file, *moment(side)) for side in sides])
-    if diff.elapsed_ns is not None:
-        yield line(f"{duration(diff.elapsed_ns)} from one to the other")
-    for note in diff.notes:
-        yield line(Span(f"note: {note.text}", "warn"))
-    yield from _notes(sides)
-    for name, changes in diff.changes.items():
-        yield line()
-        yield line(Span(f"Changes in {name}", "title"), f"  {_sum(changes)}")
-        if changes:
-            shown = changes[: rows or ROWS]
-            left = len(changes) - len(shown)
-            yield _table(shown, More("row", left, is_chosen=rows is not None))
-
-
-def moment(side: Moment) -> tuple[Cell, ...]:
-    """Return the cells for the kernel of a report, its source, and its uptime."""
-    target, taken = side.target, side.taken_at_ns
-    return (
-        target.release,
-        f"{taken_from(target)} {target.path}",
-        "-" if taken is None else duration(taken),
-    )
-
-
-def _notes(sides: Sequence[Side]) -> Iterator[Block]:
-    for which, side in zip(("first", "second"), sides, strict=True):
-        for note in side.notes:
-            yield line(Span(f"note of the {which}: {note.text}", "warn"))
-
-
-def _sum(changes: Sequence[RowChange]) -> str:
-    counts = {kind: sum(change.change == kind for change in changes) for kind in _MARKS}
-    return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n) or "none"
-
-
-def _table(changes: Sequence[RowChange], more: More) -> Table:
-    first = changes[0]
-    counts = [n for n in first.deltas if any(c.deltas.get(n) for c in changes)]
-    facts = list(dict.fromkeys(name for change in changes for name in change.facts))
-    columns = (
-        Column("", is_key=True),
-        *(_key(_title(name)) for name in first.key),
-        # Those that come first are worth most.
-        *(Column(_title(n), "right", -i) for i, n in enumerate(counts)),
-        *(free_text(_title(n), -i, least=12) for i, n in enumerate(facts)),
-    )
-    return Table(
-        columns,
-        [
-            (
-                _MARKS[change.change],
-                *(_value_text(value) for value in change.key.values()),
-                *(_delta(name, change.deltas.get(name)) for name in counts),
-                *(_fact(change, name) for name in facts),
-            )
-            for change in changes
-        ],
-        more,
-    )
-
-
-def _key(title: str) -> Column:
-    return Column(title, "right", least=24, keeps="end", is_key=True)
-
-
-def _title(name: str) -> str:
-    for unit in ("_ns", "_bytes"):
-        name = name.removesuffix(unit)
-    return name.upper()
-
-
-def _value_text(value: Value) -> str:
-    return "-" if value is None else str(value)
-
-
-def _delta(name: str, delta: int | None) -> str:
-    if delta is None:
-        return "-"
-    if not delta:
-        return "0"
-    if name.endswith("_ns"):
-        return f"{'+' if delta > 0 else '-'}{duration(abs(delta))}"
-    if name.endswith("_bytes"):
-        return f"{'+' if delta > 0 else '-'}{size(abs(delta))}"
-    return f"{delta:+,}"
-
-
-def _fact(change: RowChange, name: str) -> str:
-    fact = change.facts.get(name)
-    if fact is None:
-        return ""
-    if change.change == "changed":
-        return f"{_value_text(fact.before)} -> {_value_text(fact.after)}"
-    return _value_text(fact.after if change.change == "came" else fact.before)

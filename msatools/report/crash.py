@@ -74,7 +74,7 @@ _BY_FUNCTION: dict[str, Cause] = {
 
 
 class CrashLog(Struct, frozen=True):
-    """What the kernel's log has of crashes."""
+    """The crashes that the kernel's log records."""
 
     events: Sequence[Event]
     """The oldest first."""

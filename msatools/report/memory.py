@@ -387,7 +387,7 @@ class GroupAtLimit(Struct, frozen=True, kw_only=True):
 
 
 class MemoryState(Struct, frozen=True, kw_only=True):
-    """What is left of memory."""
+    """Free and reclaimable memory, and swap."""
 
     zones: tuple[ZoneState, ...]
     counters: Mapping[str, int | None]

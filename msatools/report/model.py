@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 from msgspec import Struct
 
 from msatools.kernel.report import ADDED, Report
+from msatools.model import Gauge, single
 from msatools.program.model import UNLISTED, Target
 from msatools.report.log import Cause
-from msatools.reports.presented import Gauge, single
 
 if TYPE_CHECKING:
     from msatools.report.rule import ReportParts
@@ -163,7 +163,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """When it crashed, by the log's clock."""
 
     is_jump: Annotated[bool, ADDED] = False
-    """Whether that function jumped to what is no code."""
+    """Whether that function jumped to an address without code."""
 
     unloaded: Annotated[Unloaded | None, ADDED] = None
     """What is known of the address, if modules were there and none is."""

@@ -27,8 +27,7 @@ from msatools.locks.locks import collect_locks
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.program.description import LogRecord, describe
-from msatools.program.live import MovedError
-from msatools.program.model import Target, TargetError
+from msatools.program.model import MovedError, Target, TargetError
 from msatools.prstat.model import StackGroup
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose

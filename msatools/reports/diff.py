@@ -3,7 +3,7 @@
 """Reads reports that ``--json`` has printed, and compares two row by row."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar, cast
 
@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from msatools.kernel.report import Note, Report
+from msatools.model import DiffRows, Presented
 from msatools.program.model import UNLISTED, Target, TargetError
-from msatools.reports.presented import DiffRows, Presented
 from msatools.reports.units import duration, ranges
 
 # --- Reads reports that --json has printed.
@@ -188,6 +188,15 @@ class Moment(Protocol):
     def target(self) -> Target: ...
     @property
     def taken_at_ns(self) -> int | None: ...
+
+
+class AnySide(Moment, Protocol):
+    """A report in a comparison, with the file that it was read from and its notes."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def notes(self) -> Sequence[Note]: ...
 
 
 class Side(Struct, frozen=True):

@@ -32,8 +32,6 @@ _DTYPES = frozenset(
 ) | {"bool", "float64"}
 """Types of arrays; those of bytes (``S48``) and text (``U1``) also have a length."""
 
-_MAX_TEXT = 1 << 12
-
 _Array = dict[str, Any]
 
 
@@ -178,7 +176,7 @@ _AT_ONCE = 64
 """Items of a list to serialise at once: each call has a cost."""
 
 
-# --- models
+# --- The fields of a model that JSON has, and the form of each.
 
 
 class _Shape(Struct, frozen=True):
@@ -243,7 +241,7 @@ def _getter(listed: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
     return lambda row: tuple(getattr(row, name) for name in listed)
 
 
-# --- values
+# --- Converts values to what JSON can hold.
 
 
 _PLAIN = frozenset((str, int, bool, type(None)))
@@ -294,7 +292,7 @@ def _number(value: float) -> object:
     return msgspec.Raw(repr(float(value)).encode())
 
 
-# --- text
+# --- Writes plain values as JSON text.
 
 _ESCAPED = re.compile("[^\\x00-\\x7e]")
 

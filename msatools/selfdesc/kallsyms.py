@@ -94,10 +94,10 @@ class PartialImage(Struct, frozen=True):
 def mended_symbols(
     tables: KallsymsTables, partial: PartialImage, known: Mapping[str, int]
 ) -> SymbolTable:
-    """Return the symbols of which both the name and the address are left.
+    """Return the symbols whose name and address are both in the dump.
 
-    :param known: Addresses of some symbols, of which one has to be left.
-    :raises BadTablesError: if nothing is left, or what is left contradicts itself
+    :param known: Addresses of some symbols, of which the dump must have at least one.
+    :raises BadTablesError: if the dump has none, or if they contradict each other
     """
     image = partial.image
     if partial.lacks(tables.num_syms, 4):
@@ -170,7 +170,7 @@ class _PartialNames(Struct, frozen=True):
     long: bool
 
     def blocks(self, markers: list[int], count: int) -> list[list[bytes]]:
-        """Return the names behind each marker that are left: the first ones of 256."""
+        """Return the names after each marker, up to the first that the dump lacks."""
         ends: list[int | None] = [*markers[1:], None]
         wanted = (
             min(NAMES_PER_MARKER, count - first)

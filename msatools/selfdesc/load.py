@@ -564,7 +564,7 @@ def has_debug_info(main: MainModule) -> bool:
     return bool(main.debug_file_status == ModuleFileStatus.HAVE)
 
 
-# --- loading
+# --- Loads BTF and kallsyms, and registers the finders with drgn.
 
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"

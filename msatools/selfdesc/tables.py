@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import FaultError, Program, Symbol, SymbolBinding, SymbolKind, Type, sizeof
 
-from msatools import native
+import msatools.native as native
 
 # --- Walks over tables of types and symbols in C (_tables.c), and indexes of names.
 
@@ -58,7 +58,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the part in C; ``None`` if it was not built, or is not wanted."""
+    """Return the compiled library; ``None`` if not built, or turned off."""
     return _loaded() if native.is_wanted() else None
 
 

@@ -18,11 +18,14 @@ from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError, NotSupportedError
 from msatools.kernel.code import stack_trace
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Addresses, Reader, distinct
 from msatools.kernel.report import Loss, LossLog
+from msatools.kernel.structs import read_structs
 from msatools.program.arch import arch_of
-from msatools.program.linear import KERNEL_HALF
-from msatools.selfdesc.find import ask, find_variable
+from msatools.program.linear import KERNEL_HALF, code_start, page_address
+from msatools.selfdesc.find import ask, find_type, find_variable
+from msatools.tasks.table import TaskReader
 from msatools.tasks.text import End, KernelText, Orc
 from msatools.tasks.unwind import (
     FrameRecords,
@@ -329,3 +332,49 @@ def ask_drgn(prog: drgn.Program, task: int) -> Stack:
             interrupted.append(len(addresses))
         addresses.append(frame.pc)
     return Stack(tuple(addresses), tuple(interrupted), end)
+
+
+# --- The pages of stacks of a kernel without CONFIG_VMAP_STACK.
+#
+# They are pages of the direct map there (kernel/fork.c, alloc_thread_stack_node()).
+# With it they are areas of vmalloc.
+
+
+def charged_stack_pages(prog: drgn.Program) -> int:
+    """Return the pages of a stack of which only the first has a control group.
+
+    Pages that are allocated together, and are no compound page, are charged by the
+    first of them (mm/memcontrol.c, __memcg_kmem_charge_page()). Of stacks in vmalloc
+    memory each page is.
+    """
+    if find_type(prog, "struct task_struct").has_member("stack_vm_area"):
+        return 1
+    return max(stack_bytes(prog) // int(find_variable(prog, "PAGE_SIZE").value_()), 1)
+
+
+def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
+    """
+    Return the pfns of the stacks of all threads and idle tasks.
+
+    The stack of the first idle task is in the kernel's image, and not among them.
+    """
+    prog = reader.prog
+    size = stack_bytes(prog)
+    page = find_variable(prog, "PAGE_SIZE").value_()
+    stacks = np.concatenate(
+        (TaskReader(reader).read_all(losses)["stack"], _idle_stacks(reader, losses))
+    )
+    start = np.uint64(page_address(prog, 0))
+    direct = (stacks >= start) & (stacks < np.uint64(code_start(prog)))
+    offsets = distinct(stacks[direct]) - start
+    pages = np.arange(size // page, dtype=np.uint64)
+    return (offsets[:, None] // np.uint64(page) + pages).ravel()
+
+
+def _idle_stacks(reader: Reader, losses: LossLog) -> Addresses:
+    queues = read_percpu(reader, losses).addresses("runqueues")
+    idle = read_structs(reader, "struct rq", {"idle": ("idle",)}, queues, losses)
+    stack = {"stack": ("stack",)}
+    tasks = read_structs(reader, "struct task_struct", stack, idle["idle"], losses)
+    found: Addresses = tasks["stack"].astype(np.uint64)
+    return found

@@ -11,6 +11,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import cgroup_paths
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import MAX_PLAUSIBLE, Reader
@@ -25,7 +26,6 @@ from msatools.kernel.structs import (
 from msatools.reports.units import duration
 from msatools.selfdesc.find import find_type, member_of, object_at, offset_of
 from msatools.tasks.table import TaskTable
-from msatools.tasks.text import kernel_symbol
 
 # --- States of threads: the letter of /proc (fs/proc/array.c), asleep, frozen.
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kernel's code by address, and the ORC tables that say how to unwind its frames.
-
-Also the names of modules that were unloaded.
-"""
+"""The kernel's code by address, and the ORC tables: how to unwind each frame."""
 
 import re
 from enum import IntEnum
@@ -14,25 +11,23 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.errors import LOST, DamagedDataError, MissingError
 from msatools.kernel.code import (
     OPTIMISED_PROBES,
     CodeModules,
     GeneratedCode,
     GeneratedSymbol,
     SortedSymbols,
+    kernel_symbol,
     module_area,
 )
-from msatools.kernel.mm import PageTables
 from msatools.kernel.reader import Reader, read_string
 from msatools.kernel.report import Loss, LossLog
-from msatools.program.arch import table_format
-from msatools.selfdesc.find import find_symbol, find_type, member_of, object_at
+from msatools.selfdesc.find import find_type, member_of, object_at
 from msatools.selfdesc.load import (
     LoadedModule,
     finders_of,
     is_served_by_btf,
-    main_module,
 )
 
 # --- Address ranges of the kernel's code, and its functions by address.
@@ -156,37 +151,6 @@ def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
     )
 
 
-def kernel_symbol(prog: drgn.Program, name: str) -> int:
-    """
-    Find the address of a symbol of the kernel proper, which may not exist.
-
-    drgn would search for a missing one in every module.
-
-    :raises MissingError: if the kernel does not have it
-    """
-    if not is_served_by_btf(prog):
-        return _relocated(prog, int(find_symbol(prog, name).address))
-    found = finders_of(prog).symbols(prog, name, None, True)
-    if not found:
-        raise MissingError(f"the kernel has no {name}")
-    return int(found[0].address)
-
-
-def _relocated(prog: drgn.Program, address: int) -> int:
-    """
-    Return the address of a symbol of debug info where the kernel runs.
-
-    drgn leaves the symbols of the section .brk, such as _end, where they were linked if
-    debug info is in the file of the kernel itself, as in a kernel of one's own build.
-    """
-    module = main_module(prog)
-    ranges, bias = module.address_ranges or (), module.debug_file_bias or 0
-    for place in (address, address + bias):
-        if any(start <= place <= end for start, end in ranges):
-            return place
-    return address
-
-
 def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
     bounds = []
     for first, last in _BOUNDS:
@@ -195,67 +159,6 @@ def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
         except MissingError:
             continue
     return bounds
-
-
-# --- Names modules that were unloaded, by what still points to where they were.
-
-
-_SUFFIX = "? (unloaded)"
-_TRAPS = b"\xcc" * 16
-"""int3 of x86-64."""
-
-_PAGE_MASK = ~0xFFF
-"""Any part of a page of whatever size tells whether it is mapped."""
-
-
-def is_unloaded(module: str | None) -> bool:
-    """Return whether a module's name is one that :class:`UnloadedModules` returned."""
-    return module is not None and module.endswith(_SUFFIX)
-
-
-class UnloadedModules:
-    """Looks up addresses at which no module is any longer."""
-
-    def __init__(self, reader: Reader, losses: LossLog) -> None:
-        self._reader = reader
-        self._area = module_area(reader.prog)
-        self._text = KernelText(reader, losses)
-        self._tables: PageTables | None = None
-        if table_format(reader.prog) is not None:
-            self._tables = PageTables(reader, LossLog())
-        self._known: dict[int, str | None] = {}
-
-    def name(self, address: int) -> str | None:
-        """Return the module that may have been there, such as ``foo? (unloaded)``.
-
-        The kernel only keeps the name of the module that it unloaded last. Where code
-        is now, no module was unloaded: trampolines lie there, too.
-        """
-        first, end = self._area
-        if self._tables is None or not first <= address < end:
-            return None
-        page = address & _PAGE_MASK
-        if page not in self._known:
-            self._known[page] = self._find(address)
-        return self._known[page]
-
-    def _find(self, address: int) -> str | None:
-        assert self._tables is not None
-        if self._tables.pfn(address) is not None and not self._is_free(address):
-            return None
-        last = self._text.unloaded(address)
-        return None if last is None else last + _SUFFIX
-
-    def _is_free(self, address: int) -> bool:
-        """Return whether code was freed there, and the memory is kept for other code.
-
-        It is filled with traps: 2e45474ab14f ("execmem: add support for cache of large
-        ROX pages") (in v6.13).
-        """
-        try:
-            return self._reader.read(address, len(_TRAPS)) == _TRAPS
-        except UNREADABLE:
-            return False
 
 
 # --- The kernel's ORC tables: how to unwind a frame, by the address of its code.

@@ -16,6 +16,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.percpu import is_pointer
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Loss, LossLog
@@ -38,7 +39,6 @@ from msatools.tasks.text import (
     End,
     FrameRule,
     Orc,
-    kernel_symbol,
     worked_out,
 )
 

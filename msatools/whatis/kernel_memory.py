@@ -91,7 +91,7 @@ class PerCpuPlaces:
         return self._variable(None, address) if percpu.offsets.any() else None
 
     def of_pointer(self, pointer: int) -> PerCpuPlace | None:
-        """Return what a per-CPU pointer is of; ``None`` if it is no such pointer."""
+        """Return the variable or allocation that a per-CPU pointer is in, if any."""
         variable = self._variable(None, pointer)
         percpu = read_percpu(self._lookup.reader, self._lookup.losses)
         if variable is not None or not len(percpu.offsets) or self._units is None:

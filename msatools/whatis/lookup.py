@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from msatools.errors import LOST, MissingError
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import Paths
 from msatools.kernel.mm import PageTables
 from msatools.kernel.percpu import read_percpu
@@ -33,7 +34,6 @@ from msatools.program.model import Address
 from msatools.selfdesc.find import ask, find_variable
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.text import kernel_symbol
 from msatools.tasks.unwind import stack_bytes
 from msatools.whatis.model import Page, Task
 

@@ -216,7 +216,7 @@ class VmallocArea(Struct, frozen=True, kw_only=True):
     """Whether the address is in the page at its end at which nothing is mapped."""
 
     physical: Address | None
-    """Physical address that is mapped there, of devices; null for memory."""
+    """Physical address of the device memory that is mapped there; null for RAM."""
 
 
 class PerCpuPlace(Struct, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE
-from msatools.kernel.mm import MAPPING_FLAGS, online_nodes, populated_zones
+from msatools.kernel.mm import online_nodes, populated_zones
 from msatools.kernel.reader import Addresses, unsigned
 from msatools.kernel.report import Loss
-from msatools.kernel.structs import find_offset
+from msatools.kernel.structs import MAPPING_FLAGS, find_offset
 from msatools.memory.by_cgroup import Memcgs
 from msatools.memory.by_file import CachedFile, CachedFiles
 from msatools.memory.classes import CLASSES, PageClass

@@ -14,10 +14,10 @@ from drgn.helpers.linux.mm import vma_name
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingMemberError
-from msatools.kernel.mm import MAPPING_ANON, MAPPING_FLAGS
 from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.reader import U64, decode_string
 from msatools.kernel.report import Loss
+from msatools.kernel.structs import MAPPING_ANON, MAPPING_FLAGS
 from msatools.kernel.walks import tree_records
 from msatools.locks.user_memory import find_mapping
 from msatools.memory.classes import PageClass

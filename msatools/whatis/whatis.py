@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from msatools.errors import UNREADABLE, MissingError
 from msatools.kernel.clocks import read_clocks
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.reader import MAX_ADDRESS
 from msatools.kernel.report import KernelSession, Progress
 from msatools.locks.locks import collect_locks
@@ -20,7 +21,6 @@ from msatools.program.linear import KERNEL_HALF, kernel_start
 from msatools.program.model import Address, Target
 from msatools.selfdesc.find import ask, find_symbol, find_type, find_variable
 from msatools.selfdesc.load import finders_of, is_served_by_btf
-from msatools.tasks.text import kernel_symbol
 from msatools.whatis.asked import AskedAddress, WhatisOptions
 from msatools.whatis.kernel_memory import (
     PerCpuPlaces,
@@ -134,7 +134,7 @@ class PageAnswers:
         return None if address is None else self._slabs.cache_at(address)
 
 
-# --- the finder
+# --- Finds what an address is: tries each kind of memory in turn.
 
 
 _AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP

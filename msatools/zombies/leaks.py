@@ -16,6 +16,7 @@ from drgn.helpers.linux.slab import slab_object_info
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.files import Descriptors
 from msatools.kernel.percpu import possible_cpus
 from msatools.kernel.pids import MAX_LEVEL, PID_MAX_LIMIT
@@ -44,7 +45,6 @@ from msatools.selfdesc.find import (
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.text import kernel_symbol
 from msatools.tasks.unwind import saved_registers, stack_bytes
 from msatools.tasks.waits import TaskClass, classify
 from msatools.zombies.model import Leak

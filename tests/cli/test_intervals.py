@@ -13,7 +13,7 @@ from drgn import FaultError
 from msatools.cli.execution import Plan, reports
 from msatools.cli.output import ProgressLine
 from msatools.kernel.report import Cost, Report
-from msatools.program.live import MovedError
+from msatools.program.model import MovedError
 from tests.support.calls import MADE
 
 ERROR_S = 1e-6

@@ -23,7 +23,7 @@ from msatools.cli.options import UsageError, Words, parse_words
 from msatools.cli.screen import Keys
 from msatools.errors import DamagedDataError, MissingError
 from msatools.program import Opened, TargetSpec
-from msatools.program.live import MovedError
+from msatools.program.model import MovedError
 from msatools.render.blocks import line
 from msatools.selfdesc import BtfError
 from tests.support.calls import MADE, Ran, call, end, open_nothing, start

@@ -23,13 +23,14 @@ from fixtures.lab import sparse
 from msatools.cli.drgn_prompt import run_in_drgn
 from msatools.cpus.cpus import CpusOptions, collect_cpus
 from msatools.cpus.storms import UNKNOWN, WorkSources
+from msatools.kernel.code import kernel_symbol
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.report import Root
 from msatools.program import TargetSpec, open_target
 from msatools.tasks.running_stacks import CpuStack
-from msatools.tasks.text import KernelText, kernel_symbol
+from msatools.tasks.text import KernelText
 from tests.cpus.damaged import borrowed, put_word
 from tests.cpus.guests import is_throttled
 from tests.locks.reports import logged_report

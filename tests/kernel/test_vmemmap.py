@@ -5,7 +5,7 @@
 import drgn
 import pytest
 
-from msatools.kernel.mm import vmemmap_base
+from msatools.program.linear import vmemmap_base
 
 VARIABLE, COMPUTED = 0x1000, 0x2000
 

@@ -7,16 +7,22 @@ import math
 import pytest
 
 from msatools.locks import locks
-from msatools.locks.locks import MAX_OWNERS, Contention, Locks, Met, SeenOwner
-from msatools.locks.report import Lock
+from msatools.locks.locks import MAX_OWNERS, Contention, Locks, Met
+from msatools.locks.report import Lock, OwnerSeen
 from msatools.locks.report_builder import LocksOptions
 from msatools.program.description import describe
 from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 
 SECOND = 10**9
+
+
+def seen(pid: int, comm: str, where: str) -> OwnerSeen:
+    return OwnerSeen(pid=pid, comm=comm, looks=1, where=where)
+
+
 HOT, COLD = Lock("mutex", 0xFF10), Lock("rwsem", 0xFF20)
-ONE, OTHER = SeenOwner(7, "one", "CPU"), SeenOwner(8, "other", "DSK folio_wait_bit")
+ONE, OTHER = seen(7, "one", "CPU"), seen(8, "other", "DSK folio_wait_bit")
 
 
 def looks(*all_met: list[Met]) -> Contention:
@@ -68,7 +74,7 @@ def test_most_waited_for_is_first() -> None:
 
 
 def test_most_frequent_owners_are_listed() -> None:
-    owners = [SeenOwner(pid, "", "") for pid in range(MAX_OWNERS + 1)]
+    owners = [seen(pid, "", "") for pid in range(MAX_OWNERS + 1)]
     found = looks([Met(HOT, 1, owners)], [Met(HOT, 1, owners[1:])])
     listed = found.contended(HOT, "", None, SECOND).owners
     assert [owner.pid for owner in listed] == list(range(1, MAX_OWNERS + 1))

@@ -14,10 +14,10 @@ from msatools.commands.memstat import COMMAND
 from msgspec.structs import replace
 
 from fixtures import lab
+from msatools.kernel.code import kernel_symbol
 from msatools.memory.breakdowns import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import CgroupGroup, MemstatReport, SlabGroup
-from msatools.tasks.text import kernel_symbol
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose, lose_page, overwrite, put
 

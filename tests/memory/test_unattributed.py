@@ -22,7 +22,7 @@ from msatools.memory.unattributed import (
     OWNER,
     StackDepot,
 )
-from msatools.render import show
+from msatools.render.device import show
 from msatools.render.memstat.breakdowns import unattributed_blocks
 from tests.support.dumps import open_dump
 from tests.support.overlay import lose, lose_page

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from msatools.program import TargetSpec, open_target
-from msatools.program.dumpfile import recognize
+from msatools.program.foreign import recognize
 from msatools.program.model import NotADumpError
 from tests.support.madeelf import image
 

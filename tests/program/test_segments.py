@@ -11,7 +11,8 @@ import pytest
 from drgn import Architecture, FaultError, Platform, Program
 
 from msatools.program import live
-from msatools.program.live import MovedError, Segments, kcore_steady, open_again
+from msatools.program.live import Segments, kcore_steady, open_again
+from msatools.program.model import MovedError
 
 PAGE = 4096
 BASE = 0xFFFF_8880_0000_0000

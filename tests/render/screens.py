@@ -6,8 +6,9 @@ import io
 from collections.abc import Iterable, Mapping
 
 from msatools.locks.report import UserFrame
-from msatools.render import plain, show
+from msatools.render import plain
 from msatools.render.blocks import Block, Span
+from msatools.render.device import show
 from tests.support.golden import Golden
 
 Screens = Mapping[str, Iterable[Block]]

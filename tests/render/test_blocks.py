@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from msatools.render import show
 from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, line
+from msatools.render.device import show
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
 

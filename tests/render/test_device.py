@@ -13,9 +13,8 @@ from typing import TextIO
 
 import pytest
 
-from msatools.render import show
 from msatools.render.blocks import Span, line
-from msatools.render.device import Colour, Colours, Device, device_of
+from msatools.render.device import Colour, Colours, Device, device_of, show
 
 
 @pytest.fixture(autouse=True)

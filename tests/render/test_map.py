@@ -15,8 +15,9 @@ from PIL import Image
 
 from msatools.memory.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.map import Cells, MapPlace, MemoryMap
-from msatools.render import plain, show
+from msatools.render import plain
 from msatools.render.blocks import Chart, Mark
+from msatools.render.device import show
 from msatools.render.memstat import map
 from msatools.render.memstat import picture as map_picture
 from msatools.render.memstat.map import FREE_COLOUR, LOOKS, bands, shades

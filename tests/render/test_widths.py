@@ -53,7 +53,7 @@ def blocks_of(view: str) -> tuple[Sequence[Block], bool]:
 
     # What a process in the sandbox shows is out of reach.
     unconfined = patch("msatools.cli.execution._is_confined", return_value=False)
-    with patch("msatools.render.show", show), unconfined:
+    with patch("msatools.render.device.show", show), unconfined:
         assert call(command(name), *words, "vmcore").status == 0
     (device,) = devices
     return shown, device.full

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from msatools import registry
-from msatools.render.selfcheck.report import paste_lines
-from msatools.render.selfcheck.report import selfcheck_blocks as blocks
+from msatools.render.selfcheck import paste_lines
+from msatools.render.selfcheck import selfcheck_blocks as blocks
 from msatools.selfcheck.model import (
     KernelFacts,
     SelfCheck,

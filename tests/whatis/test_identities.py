@@ -130,7 +130,7 @@ def test_classes_are_those_of_memstat(
             return ()
 
     # With a view, the final classes are known while the scan is under way.
-    monkeypatch.setattr("msatools.memory.memstat.make_view", lambda *_: View())
+    monkeypatch.setattr("msatools.memory.breakdowns.make_view", lambda *_: View())
     collect_memstat(plain, by=("order",), workers=1)
     wanted = []
     for code in CLASSES:

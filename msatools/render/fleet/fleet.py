@@ -213,7 +213,7 @@ def _days(report: FleetReport) -> Iterator[Block]:
     yield Table((Column("DAY"), Column("DUMPS", "right"), Column("")), rows)
 
 
-# --- what is like nothing else, and what has no report
+# --- Dumps that share no bug with others, and those without a report.
 
 
 def _outliers(report: FleetReport) -> Iterator[Block]:

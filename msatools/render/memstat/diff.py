@@ -4,12 +4,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, PagesSide
+from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff
 from msatools.memory.model import Check
 from msatools.render.blocks import Block, Cell, Column, Span, Table, free_text, line
-from msatools.render.header import moment
+from msatools.render.diff import heading
 from msatools.render.memstat.report import GROUPS, REST
-from msatools.reports.units import duration, size
+from msatools.reports.units import size
 
 _CLASSES = 3
 """Maximum number of changed classes to list for each group."""
@@ -21,7 +21,10 @@ def memstat_diff_blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
 
     :param rows: Maximum groups of each breakdown; None for all.
     """
-    yield from _head(diff)
+    pages = [f"{side.pages:,}" for side in (diff.before, diff.after)]
+    column = Column("PAGES", "right", worth=2)
+    sides = diff.before, diff.after
+    yield from heading("SNAPSHOT", sides, diff.elapsed_ns, diff.notes, (column, pages))
     amounts = _Amounts(diff)
     yield _classes(diff, amounts)
     yield from _checks(diff.checks)
@@ -29,29 +32,6 @@ def memstat_diff_blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
         yield line()
         yield line(Span(f"Changes by {name}", "title"))
         yield from _groups(groups, amounts, rows)
-
-
-def _head(diff: MemstatDiff) -> Iterator[Block]:
-    columns = (
-        free_text("SNAPSHOT", keeps="end"),
-        free_text("KERNEL", worth=0),
-        free_text("OF", worth=1, keeps="end"),
-        Column("UP", "right"),
-        Column("PAGES", "right", worth=2),
-    )
-    sides = (diff.before, diff.after)
-    yield Table(columns, [_side(side) for side in sides])
-    if diff.elapsed_ns is not None:
-        yield line(f"{duration(diff.elapsed_ns)} from one to the other")
-    for note in diff.notes:
-        yield line(Span(f"note: {note.text}", "warn"))
-    for which, side in zip(("first", "second"), sides, strict=True):
-        for note in side.notes:
-            yield line(Span(f"note of the {which}: {note.text}", "warn"))
-
-
-def _side(side: PagesSide) -> Sequence[Cell]:
-    return (side.file, *moment(side), f"{side.pages:,}")
 
 
 class _Amounts:

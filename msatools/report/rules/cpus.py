@@ -51,7 +51,7 @@ def present_finding(
     severity: Severity = "warning",
     confidence: VerdictConfidence = "exact",
 ) -> VerdictRule[Diagnostic]:
-    """Return the rule that tells one kind of findings.
+    """Return the rule that reports one kind of findings.
 
     :param finding: Its code in msa-cpus.
     :param code: The code of the verdict.
@@ -89,7 +89,7 @@ _ROOTS = 3
 _RECENT_NS = 60_000_000_000
 """A stall that goes on is reported again within so long."""
 
-# --- what stands still now
+# --- CPUs, grace periods and workqueues without progress now.
 
 
 class _PresentStall(Struct, frozen=True):
@@ -171,7 +171,7 @@ def pools_of(parts: ReportParts) -> Iterator[Root]:
         yield from (root for root in parts.locks.roots if root.pool is not None)
 
 
-# --- what the watchdogs have logged
+# --- Stalls that the kernel's watchdogs have logged.
 
 
 class LoggedStalls(Struct, frozen=True):

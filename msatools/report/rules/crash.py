@@ -407,7 +407,7 @@ _A_WHILE_NS = 2_000_000_000
 """Most I/O takes milliseconds."""
 
 
-# --- tasks that wait for others
+# --- Hung tasks, and the roots that they wait for.
 
 
 class _HeldUp(Struct, frozen=True):

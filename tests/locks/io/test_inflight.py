@@ -16,7 +16,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.context import LockContext
 from msatools.locks.disks import all_disks
-from msatools.locks.io import in_flight, stuck_io
+from msatools.locks.io import in_flight
 from msatools.locks.locks import collect_locks
 from msatools.locks.report_builder import LocksOptions
 from msatools.locks.struct_reader import Layout
@@ -94,11 +94,13 @@ def test_stuck_io_is_of_the_disks_that_hold_it(name: str) -> None:
     run = lab.build(name)
     names = run.workload["disks"]
     context = context_of(open_dump(name, "btf"))
-    found = {disk.name for disk in stuck_io(context, min_age_ns=10**9)}
-    holding = {names[each] for each in ("slow", "late", "suspended", "under")}
-    assert found == holding
-    # Nothing is as old as that.
-    assert stuck_io(context, min_age_ns=10**15) == ()
+    io = in_flight(context)
+    found = {
+        io.way(disk).disks[-1].name
+        for disk in all_disks(context).all
+        if any((each.age_ns or 0) >= 10**9 for each in io.of_disk(disk).requests)
+    }
+    assert found == {names[each] for each in ("slow", "late", "suspended", "under")}
 
 
 def test_way_of_a_disk_that_does_nothing() -> None:
