@@ -139,7 +139,7 @@ class KernelNames:
         rows, aside = np.flatnonzero(own), LossLog()
         works = (tasks["flags"][rows] & PF_WQ_WORKER) != 0
         # Before v6.9 rescuers have no "kworker/" prefix: /proc shows the short name.
-        long = ~works | np.char.startswith(tasks["comm"][rows], b"kworker/")
+        long = ~works | (tasks["comm"][rows].astype("S8") == b"kworker/")
         try:
             threads = self._read(
                 "struct kthread", _KTHREAD, tasks["kthread"][rows], aside
