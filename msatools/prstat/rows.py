@@ -185,10 +185,12 @@ class TaskRows(Sequence[TaskRow]):
         columns: dict[str, list[Any]] = {
             name: values[places].tolist() for name, values in self.columns.items()
         }
-        for at, thread in enumerate(columns["thread"]):
-            numbers = {name: _number(columns[name][at]) for name in _NUMBERS}
+        numbers = zip(*(_known_only(columns[name]) for name in _NUMBERS), strict=True)
+        waited = zip(*(columns[name] for name in WAITED), strict=True)
+        rows = zip(columns["thread"], numbers, waited, strict=True)
+        for at, (thread, of_row, waits) in enumerate(rows):
             yield TaskRow(
-                **numbers,  # type: ignore[arg-type]
+                **dict(zip(_NUMBERS, of_row, strict=True)),  # type: ignore[arg-type]
                 comm=comm_text(columns["comm"][at]),
                 cgroup=self.path(columns["cgroup"][at]),
                 kthread=columns["kthread"][at],
@@ -200,7 +202,7 @@ class TaskRows(Sequence[TaskRow]):
                 breakdown=self._split(*columns["threads_of"][at]),
                 off_cpu=self._off_cpu(columns["row"][at]),
                 waited=Waited(
-                    **{name: columns[name][at] for name in WAITED},
+                    **dict(zip(WAITED, waits, strict=True)),
                     is_estimate=columns["is_estimate"][at],
                 ),
                 children=self._children(thread),
@@ -448,5 +450,7 @@ def _known(values: Numbers, known: Booleans) -> Numbers:
     return np.where(known, values, UNKNOWN)
 
 
-def _number(value: int) -> int | None:
-    return None if value == UNKNOWN else value
+def _known_only(values: list[int]) -> Sequence[int | None]:
+    if UNKNOWN not in values:
+        return values
+    return [None if value == UNKNOWN else value for value in values]
