@@ -411,6 +411,11 @@ class AccountingReader:
         return bool(count)
 
 
+def read_accounting(prog: drgn.Program, losses: LossLog) -> Accounting:
+    """Read all switches once; one that cannot be read costs a note."""
+    return AccountingReader(prog).read(losses)
+
+
 def _find(prog: drgn.Program, *names: str) -> _Switch | None:
     """Find the first of *names* that this kernel has; ``None`` if not found."""
     for name in names:

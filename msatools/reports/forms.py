@@ -258,7 +258,7 @@ def _plain(value: object) -> object:
 
     :raises TypeError: if it is of a type that no report has
     """
-    kind = type(value)
+    kind: Any = type(value)
     return value if kind in _PLAIN else _converter(kind)(value)
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from fixtures import lab
 from msatools.cpus.queued import quota_waiters
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
-from msatools.kernel.clocks import AccountingReader
+from msatools.kernel.clocks import read_accounting
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -79,7 +79,7 @@ def test_starved_tasks_are_in_running_order(dump: Seen) -> None:
 
 def test_starved_tasks_wait_since_they_were_woken(dump: Seen) -> None:
     """They have not run or slept since, so an upper bound is exact as well."""
-    slack = bound_of(AccountingReader(dump.prog).read(LossLog()))
+    slack = bound_of(read_accounting(dump.prog, LossLog()))
     now = dump.clocks.monotonic_ns
     assert now is not None
     waits = {task.comm: task.wait_ns for task in dump.queue("realtime").waiting}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from msatools.kernel.clocks import AccountingReader
+from msatools.kernel.clocks import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks import herds
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
@@ -40,7 +40,7 @@ def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
     now = tasks.clocks.monotonic_ns
     assert now is not None
     # The maximum difference of the CPUs' clocks, in some guests more than a tick.
-    slack = bound_of(AccountingReader(tasks.prog).read(LossLog()))
+    slack = bound_of(read_accounting(tasks.prog, LossLog()))
     assert herd.max_age_ns <= now - server["last_request_ns"] + slack
     assert herd.min_age_ns >= now - server["at_rest_ns"] - slack
     assert herd.nvcsw_median >= server["requests"]

@@ -13,7 +13,7 @@ from drgn.helpers.linux.sched import cpu_curr
 from msgspec.structs import replace
 
 from msatools.errors import MissingError
-from msatools.kernel.clocks import AccountingReader
+from msatools.kernel.clocks import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import LocksReport
@@ -152,7 +152,7 @@ def test_ages_of_waits(module: LoggedReport) -> None:
     starts = [waiter["start_ns"] for waiter in waiters]
     ends = [*starts[1:], module.run.workload["times"]["monotonic_ns"]]
     # The maximum difference of the CPUs' clocks.
-    accounting = AccountingReader(open_dump(module.run.name, "btf")).read(LossLog())
+    accounting = read_accounting(open_dump(module.run.name, "btf"), LossLog())
     slack_ns = bound_of(accounting)
     for waiter, start, end in zip(waiters, starts, ends, strict=True):
         if waiter["comm"] == "lm-pcpur-w1":

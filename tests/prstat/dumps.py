@@ -14,9 +14,9 @@ from drgn import Object, Program
 from fixtures import lab
 from msatools.kernel.clocks import (
     Accounting,
-    AccountingReader,
     Clocks,
     Nanoseconds,
+    read_accounting,
     read_clocks,
 )
 from msatools.kernel.reader import Reader
@@ -159,7 +159,7 @@ def read_dump(name: str) -> Dump:
     reader, losses = Reader(prog), LossLog()
     table = TaskReader(reader).read_all(losses)
     clocks = read_clocks(reader, losses)
-    accounting = AccountingReader(prog).read(losses)
+    accounting = read_accounting(prog, losses)
     now = collect_now(StackCollector(reader, losses), prog, table, clocks)
     in_iowait = read_in_iowait(reader, table, losses)
     delays = read_delays(reader, table, losses)

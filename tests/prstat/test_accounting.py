@@ -8,7 +8,7 @@ import pytest
 from drgn import FaultError, Program
 
 from fixtures import lab
-from msatools.kernel.clocks import Accounting, AccountingReader
+from msatools.kernel.clocks import Accounting, read_accounting
 from msatools.kernel.report import LossLog
 from tests.prstat.dumps import OFF
 from tests.support.dumps import TYPES, open_dump
@@ -16,7 +16,7 @@ from tests.support.dumps import TYPES, open_dump
 
 def accounting(name: str, types: str) -> Accounting:
     losses = LossLog()
-    found = AccountingReader(open_dump(name, types)).read(losses)
+    found = read_accounting(open_dump(name, types), losses)
     assert not losses.notes
     return found
 
@@ -67,7 +67,7 @@ class Memory:
 def of(**values: int | None) -> tuple[Accounting, LossLog]:
     losses = LossLog()
     prog: Program = Memory(**values)  # type: ignore[assignment]
-    return AccountingReader(prog).read(losses), losses
+    return read_accounting(prog, losses), losses
 
 
 ALL_ON = {
