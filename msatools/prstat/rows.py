@@ -190,7 +190,7 @@ class TaskRows(Sequence[TaskRow]):
         rows = zip(columns["thread"], numbers, waited, strict=True)
         for at, (thread, of_row, waits) in enumerate(rows):
             yield TaskRow(
-                **dict(zip(_NUMBERS, of_row, strict=True)),  # type: ignore[arg-type]
+                **dict(zip(_NUMBERS, of_row, strict=True)),
                 comm=comm_text(columns["comm"][at]),
                 cgroup=self.path(columns["cgroup"][at]),
                 kthread=columns["kthread"][at],
