@@ -10,6 +10,7 @@ and what needs no kernel, such as ``--help``; the rest is imported when it is ne
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING
 
 from msatools.cli.arguments import Command, R, make_parser
@@ -67,9 +68,33 @@ def _run(command: Command[R], argv: Sequence[str], *, debug: bool) -> int:
                     return EXIT_DONE
             out.write(str(asked))
         return EXIT_DONE
+    _import_helpers_singly()
     from msatools.cli.execution import execute
 
     return execute(command, parser, args)
+
+
+def _import_helpers_singly() -> None:
+    """Have drgn import the modules of drgn.helpers.linux that are asked for, not all.
+
+    The package imports all 39 of them and drgn's command line with them, 25 to 33 ms of
+    a first answer. It is executed once someone asks for what it collects.
+    """
+    name = "drgn.helpers.linux"
+    if name in sys.modules:
+        return
+    spec = find_spec(name)
+    if spec is None or spec.loader is None:
+        return
+    package, loader = module_from_spec(spec), spec.loader
+
+    def execute(attribute: str) -> object:
+        del package.__dict__["__getattr__"]
+        loader.exec_module(package)
+        return getattr(package, attribute)
+
+    package.__dict__["__getattr__"] = execute
+    sys.modules[name] = package
 
 
 def failed(error: Exception, name: str, *, debug: bool) -> int:

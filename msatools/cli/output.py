@@ -5,7 +5,6 @@
 import contextlib
 import io
 import os
-import secrets
 import signal
 import stat
 import sys
@@ -192,7 +191,7 @@ def replace_file(path: str, data: bytes) -> None:
     """
     check_writable(path)
     target = _followed(path)
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    part = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         with part.open("xb") as file:
             file.write(data)

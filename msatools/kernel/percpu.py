@@ -74,6 +74,9 @@ def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
 
     :raises MissingError: if the type of a mask is unknown
     """
+    masks = _masks_at_once(reader, "online", "active")
+    if masks is not None:
+        return with_stopped(*masks)
     online = kept_mask(reader, "online", losses) or ()
     return with_stopped(online, kept_mask(reader, "active", losses) or ())
 
@@ -96,6 +99,31 @@ def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
     """
     address = reader.once((kept_mask, name), lambda: _kept_address(reader.prog, name))
     return try_mask(reader, lambda: address, f"the mask of {name} CPUs", losses)
+
+
+def _masks_at_once(reader: Reader, *names: str) -> tuple[Cpus, ...] | None:
+    """Read some of the kernel's own masks with one read; ``None`` if it fails.
+
+    They lie side by side (kernel/cpu.c), and each query of a thread reads them.
+
+    :raises MissingError: if their type is unknown
+    """
+    places = reader.once(
+        (_masks_at_once, names),
+        lambda: [_kept_address(reader.prog, name) for name in names],
+    )
+    start, end = min(places), max(places)
+    try:
+        count = _id_count(reader)
+        size = _bytes_for(count)
+        if end - start > PAGE:
+            return None
+        data = reader.read(start, end - start + size)
+    except UNREADABLE:
+        return None
+    return tuple(
+        _cpus_in(data[place - start : place - start + size], count) for place in places
+    )
 
 
 def _kept_address(prog: drgn.Program, name: str) -> int:

@@ -66,7 +66,10 @@ def find_task(reader: Reader, pid: int) -> int | None:
         ``None`` if not found.
     :raises drgn.FaultError: if something on the way is damaged, or changed meanwhile
     """
-    return _initial_tree(reader).linked(pid)
+    tree = reader.once(find_task, lambda: _initial_tree(reader))
+    # The tree itself may have changed.
+    tree.forget()
+    return tree.linked(pid)
 
 
 def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int, int]:
@@ -177,6 +180,10 @@ class PidTree:
         if not link:  # reaped, or in use as a process group or session ID only
             return None
         return link - layout.link
+
+    def forget(self) -> None:
+        """Read the nodes again when they are needed next."""
+        self._tree.forget()
 
     def count_below(self, end: int) -> int:
         """Count the numbers below *end* that are in use.

@@ -14,7 +14,13 @@ from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.percpu import read_percpu
-from msatools.kernel.reader import Addresses, Reader, read_string
+from msatools.kernel.reader import (
+    MAX_ADDRESS,
+    U64,
+    Addresses,
+    Reader,
+    read_string,
+)
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
     Members,
@@ -333,8 +339,12 @@ class _Links(Struct, frozen=True):
         :param firsts: Address of the first object of each list, or 0.
         :param lists: Indices of the lists.
         """
+        limits = self.limits[lists]
+        if not reader.is_live:
+            lengths = self._count_near(reader, firsts, lists)
+            return np.where(lengths > limits, _LOST, lengths)
         lengths = np.zeros(len(firsts), np.int64)
-        objects, limits = firsts.copy(), self.limits[lists]
+        objects = firsts.copy()
         while len(rows := np.flatnonzero((objects != 0) & (lengths <= limits))):
             pointers = objects[rows] + self.offsets[lists[rows]]
             records, readable = reader.read_records(pointers, 8)
@@ -346,6 +356,33 @@ class _Links(Struct, frozen=True):
             lengths[rows] = np.where(readable, lengths[rows] + 1, _MAX_LENGTH)
             objects[rows] = words
         return np.where(lengths > limits, _LOST, lengths)
+
+    def _count_near(self, reader: Reader, firsts: Addresses, lists: Rows) -> Counts:
+        """Count the objects of some lists of a dump, one list after the other.
+
+        The objects of a list lie in one slab, and its pages are read once.
+        """
+        none = np.zeros(len(self.offsets), np.uint64)
+        keys = none if self.keys is None else self.keys
+        columns = firsts, self.offsets[lists], keys[lists], self.limits[lists]
+        found = []
+        for first, offset, key, limit in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            length, object_ = 0, first
+            while object_ and length <= limit:
+                pointer = (object_ + offset) & MAX_ADDRESS
+                try:
+                    (object_,) = U64.unpack(reader.read_near(pointer, U64.size))
+                except UNREADABLE:
+                    length = _MAX_LENGTH
+                    break
+                if self.keys is not None:
+                    swapped = int.from_bytes(pointer.to_bytes(8, "little"), "big")
+                    object_ ^= key ^ swapped
+                length += 1
+            found.append(length)
+        return np.array(found, np.int64)
 
 
 def _in_sheaves(reader: Reader, known: Structs, losses: LossLog) -> Counts:

@@ -314,6 +314,11 @@ class XArray:
         self._top_entry: int | None = None
         self._nodes: dict[int, tuple[int, memoryview[int]]] = {}
 
+    def forget(self) -> None:
+        """Forget the nodes that were read, which may have changed."""
+        self._top_entry = None
+        self._nodes.clear()
+
     def load(self, index: int) -> int:
         """Find the pointer at an index; 0 if not found.
 

@@ -55,6 +55,9 @@ _UNTOLD = NCLASSES + 1
 """Column of time whose class no sample shows."""
 
 
+_CLASSES = {known.value: known for known in TaskClass}
+
+
 class Part(NamedTuple):
     """The time that a row spent off the CPU in one class."""
 
@@ -104,15 +107,17 @@ class OffCpuByClass(Struct, frozen=True):
 
     def parts(self, row: int) -> list[Part]:
         """Return the times of a row, the longest first."""
-        (columns,) = np.nonzero(self.ns[row])
+        # Lists, as single values of arrays take longer.
+        ns, error_ns = self.ns[row].tolist(), self.error_ns[row].tolist()
         found = [
             Part(
-                TaskClass.FLT if column == ON_CODE else TaskClass(column),
-                int(self.ns[row, column]),
-                int(self.error_ns[row, column]),
+                TaskClass.FLT if column == ON_CODE else _CLASSES[column],
+                time_ns,
+                error_ns[column],
                 column == ON_CODE,
             )
-            for column in columns.tolist()
+            for column, time_ns in enumerate(ns)
+            if time_ns
         ]
         if self.untold_ns[row]:
             found.append(Part(None, int(self.untold_ns[row]), 0, False))

@@ -13,7 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from msatools.errors import LOST
-from msatools.kernel.clocks import Accounting, Clocks, load_averages, read_accounting
+from msatools.kernel.clocks import (
+    Accounting,
+    AccountingReader,
+    Clocks,
+    load_averages,
+)
 from msatools.kernel.percpu import online_cpus, possible_cpus, require_cpus
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import (
@@ -217,7 +222,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
                 cpus := possible_cpus(prog, self._losses)
             ):
                 require_cpus(wanted, cpus)
-            self._bound_ns = bound_of(read_accounting(prog, self._losses))
+            self._accounting = AccountingReader(prog)
+            self._bound_ns = bound_of(self._accounting.read(self._losses))
             self._sampler = Sampler(
                 self._reader,
                 self._losses,
@@ -379,7 +385,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _kept(self, sample: TaskSample) -> _Kept:
         """Return the times of each thread's life that the kernel keeps."""
         reader, losses, tasks = self._reader, self._losses, sample.tasks
-        accounting = read_accounting(self._prog, losses)
+        accounting = self._accounting.read(losses)
         in_iowait = read_in_iowait(reader, tasks, losses)
         slept = sleeps(tasks, accounting, sample.now, in_iowait)
         lives = without_sleep(sample.states, slept.total_ns)

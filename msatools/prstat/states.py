@@ -3,6 +3,7 @@
 """Microstates: of the kernel's statistics of sleeps, of Gelato, and of Solaris."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -450,10 +451,6 @@ def _pasts_stopped(sums: StateSums) -> Time:
 Pasts = Mapping[str, Time]
 
 
-def _kept(name: str) -> Callable[[Pasts], Time]:
-    return lambda found: found[name]
-
-
 def _not_kept(reason: str) -> Callable[[Pasts], Time]:
     none = Time(None, None, reason)
     return lambda _: none
@@ -461,33 +458,33 @@ def _not_kept(reason: str) -> Callable[[Pasts], Time]:
 
 STATES: Mapping[Family, Mapping[str, Callable[[Pasts], Time]]] = {
     "gelato": {
-        "ONCPU_USR": _kept("user"),
-        "ONCPU_SYS": _kept("system"),
+        "ONCPU_USR": itemgetter("user"),
+        "ONCPU_SYS": itemgetter("system"),
         "ONCPU_TRAP": _not_kept(f"{_NONE}traps: it is in user and system time"),
-        "INTERRUPTED": _kept("interrupted"),
-        "ONACTIVEQUEUE": _kept("latency"),
+        "INTERRUPTED": itemgetter("interrupted"),
+        "ONACTIVEQUEUE": itemgetter("latency"),
         "ONEXPIREDQUEUE": _not_kept(
             "there is one queue since Linux 2.6.23: its time is in ONACTIVEQUEUE"
         ),
-        "PAGING_SLEEP": _kept("paging"),
+        "PAGING_SLEEP": itemgetter("paging"),
         "FUTEX_SLEEP": _not_kept(f"{_NOW}LCK"),
         "POLL_SLEEP": _not_kept(f"{_NOW}POL"),
-        "INTERRUPTIBLE_SLEEP": _kept("interruptible"),
-        "UNINTERRUPTIBLE_SLEEP": _kept("uninterruptible"),
-        "STOPPED": _kept("stopped"),
-        "ZOMBIE": _kept("zombie"),
+        "INTERRUPTIBLE_SLEEP": itemgetter("interruptible"),
+        "UNINTERRUPTIBLE_SLEEP": itemgetter("uninterruptible"),
+        "STOPPED": itemgetter("stopped"),
+        "ZOMBIE": itemgetter("zombie"),
     },
     "solaris": {
-        "USER": _kept("user"),
-        "SYSTEM": _kept("system"),
+        "USER": itemgetter("user"),
+        "SYSTEM": itemgetter("system"),
         "TRAP": _not_kept(f"{_NONE}traps: it is in user and system time"),
         "TFAULT": _not_kept(f"{_NOW}FLT or SWP, on what is mapped executable"),
-        "DFAULT": _kept("data faults"),
+        "DFAULT": itemgetter("data faults"),
         "KFAULT": _not_kept(f"{_NONE}faults of the kernel: it is not paged"),
         "USER_LOCK": _not_kept(f"{_NOW}LCK"),
-        "SLEEP": _kept("sleep"),
-        "WAIT_CPU": _kept("latency"),
-        "STOPPED": _kept("stopped"),
+        "SLEEP": itemgetter("sleep"),
+        "WAIT_CPU": itemgetter("latency"),
+        "STOPPED": itemgetter("stopped"),
     },
 }
 """Maps the states of each family, in their order, to functions that select a time."""

@@ -50,7 +50,7 @@ from msatools.tasks.waits import TaskClass
 Record = Mapping[str, Any]
 """Columns of :mod:`msatools.tasks.table` that the kernel has."""
 
-_STATISTICS = (*SLEEP_SUMS, *SLEEP_STAMPS)
+_STATISTICS = frozenset((*SLEEP_SUMS, *SLEEP_STAMPS))
 
 
 class LifeSeen(NamedTuple):
@@ -310,7 +310,7 @@ def _stopped(
 def _sleeps(seen: LifeSeen, moment: LifeMoment) -> list[int] | None:
     """Return how long a thread has slept: interruptible, blocked, and in I/O wait."""
     task = seen.task
-    if not all(column in task for column in _STATISTICS):
+    if not task.keys() >= _STATISTICS:
         return None
     total, block, iowait = (task[column] for column in SLEEP_SUMS)
     if not total and not moment.accounting.schedstats:
@@ -345,6 +345,7 @@ def split_by_ticks(cpu_ns: int, utime_ns: int, stime_ns: int) -> int:
 
 
 _SWITCHES = ("nvcsw", "nivcsw")
+_switches = itemgetter(*_SWITCHES)
 _AGAIN = {"pid": "i4", **dict.fromkeys(_SWITCHES, "u8")}
 """Columns that are read again to see whether a thread has moved on."""
 
@@ -465,7 +466,8 @@ class ThreadReader:
         again = decode(self._reader.read(seen.address + start, size))
         if again["pid"] != task["pid"]:
             raise DamagedDataError("it has ended meanwhile", seen.address)
-        return all(again[name] == task[name] for name in _SWITCHES)
+        switches, before = _switches(again), _switches(task)
+        return bool(switches == before)
 
 
 def _again(prog: drgn.Program) -> tuple[int, int, Decoder]:

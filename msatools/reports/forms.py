@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any, Protocol, SupportsIndex, TextIO, TypeVar, cast, get_origin
@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import astuple, replace
 
-from msatools.model import is_model, keys, marks, names
+from msatools.model import keys, marks, names
 from msatools.program.model import Address
 
 # --- Encodes reports of any model as JSON that can be decoded again.
@@ -157,7 +157,8 @@ def _pieces(report: Document) -> Iterator[str]:
     """Serialise a report in pieces: it may have a hundred thousand rows."""
     yield f'{{"schema": {_text(report.schema)}'
     model: Any = type(report)
-    for key, value in _shape(model).items(report).items():
+    shape = _shape(model)
+    for key, value in shape.items(shape.values(report)).items():
         yield f", {_text(key)}: "
         if isinstance(value, Sequence) and not isinstance(value, str):
             yield "["
@@ -202,9 +203,12 @@ class _Shape(Struct, frozen=True):
             hidden = {**hidden, **dict.fromkeys(absent, UNSET)}
         return replace(row, **hidden) if hidden else row
 
-    def items(self, row: object) -> dict[str, object]:
-        """Return the values of a row by key, each of them as the model has it."""
-        found = dict(zip(self.keys, self.values(row), strict=True))
+    def items(self, row: tuple[object, ...]) -> dict[str, object]:
+        """Return the values of a row by key, each of them as the model has it.
+
+        :param row: What :attr:`values` returns.
+        """
+        found = dict(zip(self.keys, row, strict=True))
         for key in self.added.values():
             if found[key] is None:
                 del found[key]
@@ -252,35 +256,46 @@ def _plain(value: object) -> object:
 
     :raises TypeError: if it is of a type that no report has
     """
-    if type(value) in _PLAIN:
-        return value
-    if is_model(value):
-        model: Any = type(value)
-        shape = _shape(model)
-        if not shape.forms and _PLAIN.issuperset(map(type, shape.values(value))):
-            return shape.without_hidden(value)
-        found = shape.items(value)
-        for key, item in found.items():
-            # Most are plain. Replacing a value while iterating is allowed.
-            if type(item) not in _PLAIN:
-                found[key] = _plain(item)
-        return found
-    if isinstance(value, Address):
-        return hex(value)
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
-    if isinstance(value, Set):
-        return sorted(_plain(item) for item in value)  # type: ignore[type-var]
-    if isinstance(value, SupportsIndex):
+    kind: Any = type(value)
+    return value if kind in _PLAIN else _converter(kind)(value)
+
+
+@cache
+def _converter(kind: type[Any]) -> Callable[[Any], object]:
+    """Return what converts values of a type: asking what it is takes as long as that.
+
+    :raises TypeError: if no report has such values
+    """
+    if issubclass(kind, Struct):
+        return partial(_plain_model, _shape(kind))
+    if issubclass(kind, Address):
+        return hex
+    if issubclass(kind, float):
+        return _number
+    if issubclass(kind, str):
+        return str.__str__
+    if issubclass(kind, Mapping):
+        return lambda value: {str(key): _plain(item) for key, item in value.items()}
+    if issubclass(kind, Sequence):
+        return lambda value: [_plain(item) for item in value]
+    if issubclass(kind, Set):
+        return lambda value: sorted(map(_plain, value))  # type: ignore[type-var]
+    if issubclass(kind, SupportsIndex):
         # numpy's integers, too.
-        return value.__index__()
-    raise TypeError(f"a report cannot hold a {type(value).__name__}")
+        return lambda value: value.__index__()
+    raise TypeError(f"a report cannot hold a {kind.__name__}")
+
+
+def _plain_model(shape: _Shape, value: object) -> object:
+    row = shape.values(value)
+    if not shape.forms and _PLAIN.issuperset(map(type, row)):
+        return shape.without_hidden(value)
+    found = shape.items(row)
+    for key, item in found.items():
+        # Most are plain. Replacing a value while iterating is allowed.
+        if type(item) not in _PLAIN:
+            found[key] = _plain(item)
+    return found
 
 
 def _number(value: float) -> object:

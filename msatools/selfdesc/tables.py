@@ -83,29 +83,46 @@ def index_names(text: bytes, starts: Words) -> Callable[[str], list[int]]:
     )
     if done < 0:
         raise NoNameError(-done - 1)
-    rows = np.empty(8, np.uint32)
+    return _NameIndex(loaded, text, starts, heads, mask, following).find
 
-    def find(name: str) -> list[int]:
-        nonlocal rows
+
+class _NameIndex:
+    """The rows of names, found in C.
+
+    The addresses of the arrays are looked up once: numpy takes longer for that than C
+    takes to find a name.
+    """
+
+    def __init__(
+        self,
+        loaded: ctypes.CDLL,
+        text: bytes,
+        starts: Words,
+        heads: Words,
+        mask: int,
+        following: Words,
+    ) -> None:
+        self._find = loaded.msa_find_name
+        # These keep the memory that the addresses are of.
+        self._arrays = text, starts, heads, following
+        self._tables = text, at(starts), at(heads), mask, at(following)
+        self._make_room(8)
+
+    def find(self, name: str) -> list[int]:
+        """Return the rows of a name, ascending."""
         if "\0" in name:
             return []
+        wanted = name.encode("utf-8", "surrogateescape")
         while True:
-            found = loaded.msa_find_name(
-                text,
-                at(starts),
-                at(heads),
-                mask,
-                at(following),
-                name.encode("utf-8", "surrogateescape"),
-                at(rows),
-                len(rows),
-            )
-            if found <= len(rows):
-                ascending: list[int] = rows[:found].tolist()
+            found = self._find(*self._tables, wanted, self._room, len(self._rows))
+            if found <= len(self._rows):
+                ascending: list[int] = self._rows[:found].tolist()
                 return ascending
-            rows = np.empty(found, np.uint32)
+            self._make_room(found)
 
-    return find
+    def _make_room(self, count: int) -> None:
+        self._rows = np.empty(count, np.uint32)
+        self._room = at(self._rows)
 
 
 def _index_in_python(text: bytes, starts: Words) -> Callable[[str], list[int]]:

@@ -6,9 +6,10 @@ Threads are selected by these, too.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,7 @@ def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
     return ppid
 
 
+@lru_cache(maxsize=4096)
 def comm_text(value: bytes) -> str:
     """Decode a task's name; bytes that are not UTF-8 are escaped."""
     return decode_string(bytes(value))
@@ -116,7 +118,18 @@ _KTHREAD: Members = {
     "full_name": ("full_name",),
 }
 
+_COMM_CHARACTERS = 15
+"""Characters that ``comm`` has room for."""
+
+_MOST_KEPT = 1 << 16
+
 _Rows = npt.NDArray[np.intp]
+
+
+def _threads(tasks: TaskTable, rows: _Rows) -> Iterator[tuple[int, int]]:
+    """Return address and start time of some threads, which tell them apart."""
+    addresses, starts = tasks["address"][rows], tasks["start_ns"][rows]
+    return zip(addresses.tolist(), starts.tolist(), strict=True)
 
 
 class KernelNames:
@@ -127,6 +140,9 @@ class KernelNames:
         self._kept: dict[tuple[int, int], bytes] = {}
         """Names by the thread's address and start time."""
 
+        self._short: set[tuple[int, int]] = set()
+        """Threads, likewise, whose names fit into ``comm``."""
+
     def fill(self, tasks: TaskTable, losses: LossLog) -> None:
         """Replace the truncated names of kernel threads by the full ones.
 
@@ -136,10 +152,10 @@ class KernelNames:
             return
         own = (tasks["flags"] & PF_KTHREAD) != 0
         own &= (tasks["kthread"] != 0) & (tasks["exit_state"] == 0)
-        rows, aside = np.flatnonzero(own), LossLog()
+        rows, aside = self._unknown(tasks, np.flatnonzero(own)), LossLog()
         works = (tasks["flags"][rows] & PF_WQ_WORKER) != 0
         # Before v6.9 rescuers have no "kworker/" prefix: /proc shows the short name.
-        long = ~works | np.char.startswith(tasks["comm"][rows], b"kworker/")
+        long = ~works | (tasks["comm"][rows].astype("S8") == b"kworker/")
         try:
             threads = self._read(
                 "struct kthread", _KTHREAD, tasks["kthread"][rows], aside
@@ -147,11 +163,42 @@ class KernelNames:
             if threads.has("full_name"):
                 names = np.where(long, threads["full_name"], 0)
                 self._fill_long(tasks, rows, names, aside)
+                self._keep_short(tasks, rows[threads.readable & (names == 0) & ~works])
             self._fill_workers(tasks, rows[works], threads["data"][works], aside)
         except MissingError:
             # The types are unknown.
             return
         losses.lose(Loss.NAMES, count=aside.lost.total())
+
+    def _unknown(self, tasks: TaskTable, rows: _Rows) -> _Rows:
+        """Return the threads whose names have to be read; name the others.
+
+        The long name of a thread is fixed when it is created.
+        """
+        if not (self._kept or self._short):
+            return rows
+        comms, unknown = tasks["comm"], []
+        # What workers are called depends on their work.
+        works = ((tasks["flags"][rows] & PF_WQ_WORKER) != 0).tolist()
+        each = zip(rows.tolist(), _threads(tasks, rows), works, strict=True)
+        for row, thread, works_now in each:
+            name = None if works_now else self._kept.get(thread)
+            if name is not None:
+                comms[row] = name
+            elif works_now or thread not in self._short:
+                unknown.append(row)
+        return np.array(unknown, np.intp)
+
+    def _keep_short(self, tasks: TaskTable, rows: _Rows) -> None:
+        """Keep which threads have no long name, nor will have one.
+
+        A name that does not fit into ``comm`` fills it.
+        """
+        if len(self._short) > _MOST_KEPT:
+            self._short.clear()
+        for row, thread in zip(rows.tolist(), _threads(tasks, rows), strict=True):
+            if len(tasks["comm"][row]) < _COMM_CHARACTERS:
+                self._short.add(thread)
 
     def _read(
         self,

@@ -350,7 +350,7 @@ def read_in_iowait(reader: Reader, tasks: TaskTable, losses: LossLog) -> Boolean
     io_schedule_prepare() sets it. Other threads are not read. A thread that cannot be
     read is counted, and returned as false.
     """
-    byte, bit = _member(reader)
+    byte, bit = reader.once(_member, lambda: _member(reader))
     waits: Booleans = (tasks["state"] & UNINTERRUPTIBLE) != 0
     waits &= tasks["exit_state"] == 0
     addresses = tasks["address"][waits].astype(np.uint64) + np.uint64(byte)

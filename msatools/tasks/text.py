@@ -21,7 +21,7 @@ from msatools.kernel.code import (
     kernel_symbol,
     module_area,
 )
-from msatools.kernel.reader import Reader, read_string
+from msatools.kernel.reader import MAX_ADDRESS, Reader, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.selfdesc.find import find_type, member_of, object_at
 from msatools.selfdesc.load import (
@@ -320,6 +320,81 @@ class _OrcTable(Struct, frozen=True):
         return sp_offset, bp_offset, flags
 
 
+_WINDOW_ENTRIES = 1024
+"""Entries whose addresses are read at once: a page of them."""
+
+
+class _PagedOrcTable:
+    """The entries of the kernel, of which only what is looked up is read.
+
+    Debian's kernels have 400,000 entries, 4 MB; all stacks together need some hundred.
+
+    :raises drgn.FaultError: if its first entries cannot be read
+    """
+
+    def __init__(self, reader: Reader, pcs: int, entries: int, count: int) -> None:
+        self._reader = reader
+        self._pcs = pcs
+        self._entries = entries
+        self._count = count
+        self._windows: dict[int, npt.NDArray[np.uint64]] = {}
+        self._window(0)
+        self._entry(0)
+
+    def find(self, pc: int) -> tuple[int, int, int] | None:
+        """Find the entry that applies at *pc*; ``None`` if it is before all.
+
+        :raises _UnsortedError: if the addresses are not in order
+        :raises drgn.FaultError: if they cannot be read
+        """
+        low, high = 0, -(-self._count // _WINDOW_ENTRIES)
+        least, most = self._window(0)[0], np.uint64(MAX_ADDRESS)
+        while high - low > 1:
+            middle = (low + high) // 2
+            first = self._window(middle)[0]
+            if not least <= first <= most:
+                raise _UnsortedError("addresses of ORC entries are not in order")
+            if first <= pc:
+                low, least = middle, first
+            else:
+                high, most = middle, first
+        row = int(np.searchsorted(self._window(low), np.uint64(pc), "right")) - 1
+        return None if row < 0 else self._entry(low * _WINDOW_ENTRIES + row)
+
+    def _window(self, number: int) -> npt.NDArray[np.uint64]:
+        """Return the addresses of the entries in a window."""
+        window = self._windows.get(number)
+        if window is None:
+            first = number * _WINDOW_ENTRIES
+            count = min(_WINDOW_ENTRIES, self._count - first)
+            window = _orc_addresses(self._reader, self._pcs + 4 * first, count)
+            if np.any(window[1:] < window[:-1]):
+                raise _UnsortedError("addresses of ORC entries are not in order")
+            self._windows[number] = window
+        return window
+
+    def _entry(self, row: int) -> tuple[int, int, int]:
+        size = _ENTRY.itemsize
+        data = self._reader.read_near(self._entries + size * row, size)
+        sp_offset, bp_offset, flags = np.frombuffer(data, _ENTRY)[0].item()
+        return sp_offset, bp_offset, flags
+
+
+class _UnsortedError(Exception):
+    """Entries are not sorted by address, as those of kernels before v5.6."""
+
+
+def _orc_addresses(reader: Reader, pcs: int, count: int) -> npt.NDArray[np.uint64]:
+    """Read the addresses of entries.
+
+    PC-relative: an entry of .orc_unwind_ip is the distance from itself.
+    """
+    distances = np.frombuffer(reader.read(pcs, 4 * count), "<i4")
+    addresses = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
+    addresses += distances.astype(np.uint64)
+    return addresses
+
+
 class Orc:
     """
     The tables of the kernel and, read on demand, of its modules.
@@ -340,7 +415,13 @@ class Orc:
         size = kernel_symbol(prog, "__stop_orc_unwind_ip") - start
         entries = kernel_symbol(prog, "__start_orc_unwind")
         self._format = _Format(find_type(prog, "struct orc_entry"), _numbering(reader))
-        self._kernel = self._read(start, entries, size // 4)
+        self._place = start, entries, size // 4
+        self._kernel: _OrcTable | _PagedOrcTable
+        _check_count(size // 4)
+        try:
+            self._kernel = _PagedOrcTable(reader, *self._place)
+        except _UnsortedError:
+            self._kernel = self._read(*self._place)
         self._modules: dict[int, _OrcTable | None] = {}
 
     def rule(self, pc: int) -> Rule | None:
@@ -348,8 +429,21 @@ class Orc:
         table = self._table(pc)
         if table is None:
             return self._generated(pc)
-        found = table.find(pc)
+        found = self._in_kernel(pc) if table is self._kernel else table.find(pc)
         return self._format.rule(*found) if found else None
+
+    def _in_kernel(self, pc: int) -> tuple[int, int, int] | None:
+        """Find an entry of the kernel; ``None`` if there is none, or it is lost."""
+        try:
+            try:
+                return self._kernel.find(pc)
+            except _UnsortedError:
+                self._kernel = self._read(*self._place)
+                return self._kernel.find(pc)
+        except UNREADABLE as error:
+            text = f"cannot determine how to unwind some of the kernel's code: {error}"
+            self._losses.lose(Loss.UNWINDING, text, about="kernel")
+            return None
 
     def _generated(self, pc: int) -> Rule | None:
         """Find the rule of an instruction that the kernel has generated."""
@@ -358,7 +452,7 @@ class Orc:
             return None
         if code.template:
             # As arch/x86/kernel/unwind_orc.c, orc_ftrace_find()
-            found = self._kernel.find(code.template + pc - code.start)
+            found = self._in_kernel(code.template + pc - code.start)
             return self._format.rule(*found) if found else None
         if code.name == OPTIMISED_PROBES and self._calls_probe(pc):
             return _BY_REGISTERS
@@ -378,7 +472,7 @@ class Orc:
         distance = int.from_bytes(code[1:], "little", signed=True)
         return code[0] == _CALL and (pc + 1 + distance) % (1 << 64) == target
 
-    def _table(self, pc: int) -> _OrcTable | None:
+    def _table(self, pc: int) -> "_OrcTable | _PagedOrcTable | None":
         if self._text.in_kernel(pc):
             return self._kernel
         module = self._text.module(pc)
@@ -404,12 +498,8 @@ class Orc:
             return None
 
     def _read(self, pcs: int, entries: int, count: int) -> _OrcTable:
-        if not 0 < count <= _MAX_ENTRIES:
-            raise DamagedDataError(f"it has {count:,} ORC entries")
-        # PC-relative: an entry of .orc_unwind_ip is the distance from itself.
-        distances = np.frombuffer(self._reader.read(pcs, 4 * count), "<i4")
-        addresses = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
-        addresses += distances.astype(np.uint64)
+        _check_count(count)
+        addresses = _orc_addresses(self._reader, pcs, count)
         table = np.frombuffer(
             self._reader.read(entries, _ENTRY.itemsize * count), _ENTRY
         )
@@ -432,6 +522,11 @@ class Orc:
         ]
         are_entries: npt.NDArray[np.bool_] = np.array(known, np.bool_)[inverse]
         return are_entries
+
+
+def _check_count(count: int) -> None:
+    if not 0 < count <= _MAX_ENTRIES:
+        raise DamagedDataError(f"it has {count:,} ORC entries")
 
 
 def _numbering(reader: Reader) -> str:

@@ -4,6 +4,7 @@
 
 import resource
 import shutil
+import sys
 import tempfile
 import time
 from functools import partial
@@ -16,6 +17,8 @@ from msatools.fleet import run
 from msatools.fleet.run import Report, Run
 from msatools.fleet.single import Bounds, report_dump
 from msatools.fleet.store import Results
+from tests.bench.process import run_process
+from tests.bench.timing import beside
 from tests.fleet.dumps import START, copy_dump
 from tests.fleet.made import nothing
 
@@ -66,6 +69,7 @@ def _workers(folder: Path) -> None:
     ]
     print(f"msa-fleet: {DUMPS} dumps by the number of workers")
     took_s, used_s = {}, {}
+    loop_s = _loop(paths)
     for workers in (1, 2):
         results = Results(str(folder / f"workers-{workers}"))
         results.create()
@@ -76,10 +80,18 @@ def _workers(folder: Path) -> None:
         # Workers count once they have ended.
         used_s[workers] = _cpu_s() + _cpu_s(resource.RUSAGE_CHILDREN) - before_s
         print(f"  {workers}: {took_s[workers]:.1f} s, {used_s[workers]:.1f} s of CPU")
+    beside("msa-fleet, 1 worker", "msa-report of each dump", used_s[1], loop_s)
+    print(f"  msa-report of each, one after the other: {loop_s:.1f} s of CPU")
     print(f"  2 are {took_s[1] / took_s[2]:.2f} times as fast as 1")
     # Where others have the CPUs, the work that there is says more than the time.
     print(f"  2 have {used_s[2] / used_s[1]:.2f} times the work of 1, for which they")
     print(f"  would be {2 * used_s[1] / used_s[2]:.2f} times as fast on idle CPUs")
+
+
+def _loop(paths: list[str]) -> float:
+    """Run msa-report of each dump; return the CPU seconds of all."""
+    command = Path(sys.executable).with_name("msa-report")
+    return sum(run_process([command, "--json", path]).cpu_seconds for path in paths)
 
 
 def _run(client: Client, results: Results, paths: list[str], report: Report) -> float:

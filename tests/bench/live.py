@@ -15,9 +15,11 @@ from typing import Any
 from fixtures import lab
 from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.inside import RESULTS
+from tests.bench.timing import beside
 
 KERNELS = ("6.1", "6.12")
 MIB = 1 << 20
+PS = "ps -eLo ..."
 WINDOW_NS = 30 * 10**9
 """No stretch so long has more of a CPU than ``--budget`` allows, and a point."""
 
@@ -53,16 +55,18 @@ def _samples(release: str, facts: Mapping[str, Any]) -> None:
         # With the first one all is learnt that holds for the others.
         samples = facts[name]["idle"][1:]
         cpu_ns = _median(samples, "cpu_ns")
+        ps_s = statistics.median(facts[name]["ps"])
+        beside(f"a sample of msa-{name}, {release}", PS, cpu_ns / 1e9, ps_s)
         print(
             f"msa-{name:12}{facts[name]['answer']['seconds']:12.1f} s"
             f"{_median(samples, 'elapsed_ns') / 1e6:9.0f} ms"
             f"{cpu_ns / 1e6:9.0f} ms"
-            f"{cpu_ns / 1e9 / statistics.median(facts[name]['ps']):7.1f} x"
+            f"{cpu_ns / 1e9 / ps_s:7.1f} x"
             f"{statistics.median(s['coverage']['reads'] for s in samples):10,.0f}"
             f"{max(s['peak_bytes'] for s in samples) / MIB:8.0f} MiB"
         )
     ps_s = statistics.median(s for name in NAMES for s in facts[name]["ps"])
-    print(f"{'ps -eLo ...':42}{1e3 * ps_s:9.0f} ms")
+    print(f"{PS:42}{1e3 * ps_s:9.0f} ms")
 
 
 def _watching(release: str, facts: Mapping[str, Any]) -> None:
@@ -72,25 +76,39 @@ def _watching(release: str, facts: Mapping[str, Any]) -> None:
     print(f"{'its CPU':>10}")
     for name in NAMES:
         print(_lost(f"msa-{name}", facts[name]["busy"]))
-    print(_lost("ps -eLo ...", facts["ps"]))
+    print(_lost(PS, facts["ps"]))
+    _, by_ps, _ = _shares_lost(facts["ps"])
+    for name in NAMES:
+        _, by_ours, _ = _shares_lost(facts[name]["busy"])
+        # What is lost to either may be within what the host's other work takes.
+        if by_ours > 0 and by_ps > 0:
+            beside(f"work lost to msa-{name}, {release}", PS, by_ours, by_ps)
 
 
 def _lost(what: str, found: Mapping[str, Any]) -> str:
-    """Tell the median of what is lost, and from where to where it goes.
-
-    Each window is held against those just before and after it: the host has other work.
-    """
+    """Return the row of what is lost: the median, and from where to where it goes."""
     alone, watched = found["alone"], found["watched"]
-    lost = [
-        1 - between / statistics.mean(around)
-        for between, around in zip(watched, pairwise(alone), strict=True)
-    ]
+    least, median, most = _shares_lost(found)
     share = statistics.median(found["used"]) / found["seconds"]
     return (
         f"{what:28}{statistics.median(alone):10.0f}{statistics.median(watched):10.0f}"
-        f"{100 * statistics.median(lost):7.1f} %{100 * min(lost):7.1f}"
-        f"{100 * max(lost):7.1f}{100 * share:8.1f} %"
+        f"{100 * median:7.1f} %{100 * least:7.1f}"
+        f"{100 * most:7.1f}{100 * share:8.1f} %"
     )
+
+
+def _shares_lost(found: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the least, the median and the most of the work that is lost, as shares.
+
+    Each window is held against those just before and after it: the host has other work.
+    """
+    lost = [
+        1 - between / statistics.mean(around)
+        for between, around in zip(
+            found["watched"], pairwise(found["alone"]), strict=True
+        )
+    ]
+    return min(lost), statistics.median(lost), max(lost)
 
 
 def _kept(release: str, facts: Mapping[str, Any]) -> None:
@@ -131,6 +149,7 @@ def _reads(release: str, reads: Mapping[str, Any]) -> None:
     flags, memstat = (
         statistics.median(reads[key]) for key in ("kpageflags", "memstat")
     )
+    beside(f"msa-memstat's report, {release}", "/proc/kpageflags", memstat, flags)
     pages = reads["pages"]
     print(f"{'/proc/kpageflags, all of it':44}{pages / flags / 1e6:10.2f} Mpages/s")
     print(

@@ -18,6 +18,7 @@ from pathlib import Path
 from fixtures import lab
 from msatools.locks.locks import collect_locks
 from msatools.program import TargetSpec, open_target
+from tests.bench.timing import beside
 
 KERNELS = ("6.1", "6.12")
 _PEER = """
@@ -79,6 +80,7 @@ def compare_one(kernel: str, rounds: int, peer: Path | None) -> None:
     )
     if theirs:
         took = statistics.median(theirs)
+        beside(f"msa-locks, {few.release}", "drgn-tools lock", seconds["few"], took)
         print(f"{'drgn-tools lock, the first':34}{'':17}{took:9.3f}")
         print(f"msa-locks is {took / seconds['few']:.1f} x as fast")
     else:

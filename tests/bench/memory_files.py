@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from msatools.program.raw_memory import FileMemory, find_kernels
-from tests.bench.timing import medians
+from tests.bench.timing import beside, medians
 
 _DATA_BYTES = 1 << 30
 _SPARSE_BYTES = 256 << 30
@@ -43,6 +43,12 @@ def compare(rounds: int, folder: str | None = None) -> None:
             },
             rounds,
         )
+    beside(
+        "the search for a kernel in 1 GiB",
+        "reading the file alone",
+        seconds["searched, 1 GiB"],
+        seconds["read alone, 1 GiB"],
+    )
     print(f"KERNEL looked for, in the page cache, {rounds} rounds, medians of CPU time")
     print(f"{'FILE':32}{'time':>8}{'rate':>13}{'16 GiB':>9}")
     for name, each in seconds.items():
