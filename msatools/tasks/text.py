@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from msatools.errors import LOST, DamagedDataError, MissingError
+from msatools.errors import LOST, UNREADABLE, DamagedDataError, MissingError
 from msatools.kernel.code import (
     OPTIMISED_PROBES,
     CodeModules,

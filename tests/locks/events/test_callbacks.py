@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from fixtures import lab
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.report import LossLog
 from msatools.locks.context import LockContext
 from msatools.locks.rcu import QueuedCallback, awaited_callbacks, callback_thread
-from tests.cpus.test_fieldcalls import waits
 from tests.cpus.test_fieldcpus import workload
 from tests.locks.seen import Seen, damaged, seen
+from tests.support.dumps import spinning
 from tests.support.overlay import put
 
 KERNELS = ("6.1", "6.12", "7.x")
@@ -46,7 +47,7 @@ def test_only_an_offloaded_cpu_has_a_thread(kernel: str) -> None:
     dump, cpu = seen(name), workload(name)["cpus"]["callbacks"]
     ready = {each: thread_of(dump, each, is_ready=True) for each in data_of(dump)}
     (thread,) = dump.pids([ready.pop(cpu)])
-    assert thread == waits(name)["callbacks"]
+    assert thread == spinning(lab.build(name))["callbacks"]
     assert len(ready) > 1
     assert set(ready.values()) == {0}
     assert not any(thread_of(dump, each, is_ready=False) for each in ready)
@@ -60,7 +61,7 @@ def test_cpu_in_the_list_of_another(name: str) -> None:
     (leading,) = (each for each, data in data_of(dump).items() if data == leader)
     assert leading != cpu
     assert dump.pids([thread_of(dump, cpu, is_ready=True)]) == [
-        waits(name)["callbacks"]
+        spinning(lab.build(name))["callbacks"]
     ]
     assert thread_of(dump, leading, is_ready=True) == 0
 
@@ -117,7 +118,7 @@ class Stale:
 
 def test_callback_that_is_marked_as_made() -> None:
     name = "fieldpackets-6.12"
-    truth: dict[str, Any] = waits(name)
+    truth: dict[str, Any] = spinning(lab.build(name))
     stale = Stale(name)
     stale.mark(True)
     found = stale.found()
