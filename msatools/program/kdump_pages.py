@@ -5,6 +5,8 @@
 Pages that libkdumpfile must not read are kept from it.
 """
 
+import ctypes
+import functools
 import os
 import weakref
 import zlib
@@ -18,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import FaultError, Program
 
+from msatools import native
 from msatools.errors import DamagedDataError
 from msatools.program import formats
 from msatools.program.formats import Kdump, ReadAt, read_exactly, reader_of, unflattened
@@ -26,8 +29,8 @@ from msatools.selfdesc.find import ask
 
 # --- Decompression of a kdump's pages, by the fastest library for each format.
 #
-# The libraries are the optional extra fast. A dump whose library is not installed is
-# left to libkdumpfile.
+# It stands in for the part in C. The libraries are the optional extra fast. A dump whose
+# library is not installed is then left to libkdumpfile.
 
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -127,16 +130,19 @@ def _snappy(page_size: int) -> Codec:
 def _zstd(page_size: int) -> Codec:
     import zstandard
 
-    # libzstd compresses a page to a single-segment frame without checksum and
-    # dictionary, with the content size in 16 bits (RFC 8878, 3.1.1.1).
-    size = (page_size - _ZSTD_SIZE_BIAS).to_bytes(2, "little")
     decompress = partial(
         zstandard.ZstdDecompressor().decompress,
         max_output_size=page_size,
         allow_extra_data=False,
     )
-    start = _ZSTD_MAGIC + _ZSTD_DESCRIPTOR + size
-    return Codec(decompress, (zstandard.ZstdError,), start)
+    return Codec(decompress, (zstandard.ZstdError,), _zstd_start(page_size))
+
+
+def _zstd_start(page_size: int) -> bytes:
+    # libzstd compresses a page to a single-segment frame without checksum and
+    # dictionary, with the content size in 16 bits (RFC 8878, 3.1.1.1).
+    size = (page_size - _ZSTD_SIZE_BIAS).to_bytes(2, "little")
+    return _ZSTD_MAGIC + _ZSTD_DESCRIPTOR + size
 
 
 def _varint(number: int) -> bytes:
@@ -155,6 +161,154 @@ _CODECS: dict[str, Callable[[int], Codec]] = {
     "snappy": _snappy,
     "zstd": _zstd,
 }
+
+
+# --- Decompression of many pages at once, by the part in C (_kdump.c) if it was built.
+
+
+_VERSION = 1
+
+_ZSTD = "libzstd.so.1"
+"""The system's library: package managers and systemd need it as well."""
+
+
+class Blocks(NamedTuple):
+    """Pages of a kdump as they are in its file, one in each row of the columns."""
+
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.int64]
+    """:data:`_FLAGS`."""
+
+    rows: npt.NDArray[np.int64]
+    """Number of each page among all that are wanted."""
+
+
+class Room(NamedTuple):
+    """Where pages go."""
+
+    data: npt.NDArray[np.uint8]
+    """A row of bytes for each page: zeros if it could not be decompressed."""
+
+    states: npt.NDArray[np.uint8]
+
+
+LEFT, HERE, CUT = range(3)
+"""States of a page: left to libkdumpfile, as it is not kept, damaged, or unknown here;
+read; and beyond the end of the file."""
+
+
+Unpack = Callable[[bytes, int, Blocks, Room], None]
+"""Decompresses blocks, given bytes of the file and the offset where they begin. Those
+whose bytes are not all there and those that are damaged stay :data:`LEFT`."""
+
+
+class _Method(ctypes.Structure):
+    """``struct method``."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+        ("zstd", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("start", ctypes.c_char_p),
+        ("start_size", ctypes.c_int64),
+    )
+
+
+def find_unpack(compression: str, flag: int, page_size: int) -> Unpack | None:
+    """
+    Find how pages of *page_size* bytes are decompressed.
+
+    The result must not be used by two threads at once.
+
+    :param compression: Its name in :mod:`msatools.program.formats`.
+    :param flag: Its flag in descriptors of pages.
+    :return: ``None`` if it is unknown, or nothing that knows it is installed.
+    """
+    if compression != formats.UNCOMPRESSED and compression not in _CODECS:
+        return None
+    loaded = _library() if native.is_wanted() else None
+    method = _Method(kind=flag, page_size=page_size)
+    if loaded is not None and (compression != "zstd" or _set_zstd(method)):
+        return functools.partial(_unpack, loaded.msa_kdump_unpack, method)
+    codec = find_codec(compression, page_size)
+    if codec is None and compression != formats.UNCOMPRESSED:
+        return None
+    return functools.partial(_unpack_here, codec)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    loaded = native.load("msatools.program._kdump", "msa_kdump_version", _VERSION)
+    if loaded is None:
+        return None
+    here, number = ctypes.c_void_p, ctypes.c_int64
+    loaded.msa_kdump_unpack.argtypes = (
+        *(ctypes.POINTER(_Method), here, number, number),
+        *(here, here, here, here, number, here, here),
+    )
+    loaded.msa_kdump_unpack.restype = None
+    return loaded
+
+
+def _set_zstd(method: _Method) -> bool:
+    """Set what the part in C needs of libzstd; return whether it is there."""
+    try:
+        library = ctypes.CDLL(_ZSTD)
+        create, free = library.ZSTD_createDCtx, library.ZSTD_freeDCtx
+        method.zstd = ctypes.cast(library.ZSTD_decompressDCtx, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return False
+    create.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    method.context = create()
+    if not method.context:
+        return False
+    weakref.finalize(method, free, method.context)
+    method.start = _zstd_start(method.page_size)
+    method.start_size = len(method.start)
+    return True
+
+
+def _unpack(
+    function: Callable[..., None],
+    method: _Method,
+    data: bytes,
+    start: int,
+    blocks: Blocks,
+    room: Room,
+) -> None:
+    columns = [np.ascontiguousarray(column) for column in blocks]
+    function(
+        *(method, data, start, len(data)),
+        *(column.ctypes.data for column in columns),
+        *(len(blocks.rows), room.data.ctypes.data, room.states.ctypes.data),
+    )
+
+
+def _unpack_here(
+    codec: Codec | None, data: bytes, start: int, blocks: Blocks, room: Room
+) -> None:
+    page_size = room.data.shape[1]
+    for offset, size, flag, row in zip(
+        *(column.tolist() for column in blocks), strict=True
+    ):
+        page: bytes | None = data[offset - start : offset - start + size]
+        if flag and page is not None:
+            page = _decompressed(codec, page)
+        # A block is short if the disk failed.
+        if page is not None and len(page) == page_size:
+            room.data[row] = np.frombuffer(page, np.uint8)
+            room.states[row] = HERE
+
+
+def _decompressed(codec: Codec | None, block: bytes) -> bytes | None:
+    if codec is None or not block.startswith(codec.start):
+        return None
+    try:
+        return codec.decompress(block)
+    except codec.errors:
+        return None
 
 
 # --- The table of page descriptors of a kdump, and a check of all of it.
@@ -321,6 +475,39 @@ class _Descriptors(NamedTuple):
     flags: npt.NDArray[np.int64]
 
 
+class PageData(NamedTuple):
+    """Pages in one piece of memory."""
+
+    data: bytearray
+    """Page after page; zeros instead of those that are not :data:`HERE`."""
+
+    states: npt.NDArray[np.uint8]
+    """:data:`LEFT`, :data:`HERE` or :data:`CUT`, for each page."""
+
+    page_size: int
+
+    @classmethod
+    def empty(cls, count: int, page_size: int) -> "PageData":
+        """Return room for pages, all :data:`LEFT`."""
+        return cls(bytearray(count * page_size), np.zeros(count, np.uint8), page_size)
+
+    def room(self) -> Room:
+        """Return the pages as rows, to be set."""
+        rows = np.frombuffer(self.data, np.uint8).reshape(-1, self.page_size)
+        return Room(rows, self.states)
+
+    def listed(self) -> list[bytes | None]:
+        """Return each page as :meth:`KdumpPages.read` does."""
+        data, size = memoryview(self.data), self.page_size
+        instead = {LEFT: None, CUT: CUT_OFF}
+        return [
+            bytes(data[row * size : (row + 1) * size])
+            if state == HERE
+            else instead[state]
+            for row, state in enumerate(self.states.tolist())
+        ]
+
+
 class LeftToDrgnError(Exception):
     """A kdump that only libkdumpfile reads."""
 
@@ -357,10 +544,11 @@ class KdumpPages:
             raise LeftToDrgnError("a kdump of a kind that is not read in bulk")
         self.page_size = header.block_size
         # A page is compressed with the dump's method, or stored if that saves nothing.
-        self._codec = find_codec(header.compression, self.page_size)
-        if self._codec is None and header.compression != formats.UNCOMPRESSED:
-            raise LeftToDrgnError(f"no library for {header.compression} is installed")
         self._flag = header.compression_flag
+        unpack = find_unpack(header.compression, self._flag, self.page_size)
+        if unpack is None:
+            raise LeftToDrgnError(f"no library for {header.compression} is installed")
+        self._unpack = unpack
         half = header.bitmap_size // 2
         if not 0 < header.max_pfn <= half * 8:
             raise DamagedDataError(
@@ -388,18 +576,27 @@ class KdumpPages:
             wheel). ``None`` if it is left to libkdumpfile: not kept, damaged, or
             unknown here.
         """
-        pages: list[bytes | None] = []
+        return self.read_together(pfns).listed()
+
+    def read_together(self, pfns: Pfns) -> "PageData":
+        """Read pages as :meth:`read` does, into one piece of memory."""
+        found = PageData.empty(len(pfns), self.page_size)
+        room = found.room()
         for first in range(0, len(pfns), _BATCH):
-            indices = self._indices(pfns[first : first + _BATCH])
+            here = slice(first, first + _BATCH)
+            part = Room(room.data[here], room.states[here])
+            indices = self._indices(pfns[here])
             if indices[0] >= 0 and (indices[1:] > indices[:-1]).all():
                 # The usual case: contiguous memory.
-                pages += self._pages_at(indices)
+                self._read_at(indices, part)
                 continue
             needed, rows = np.unique(indices, return_inverse=True)
+            once = PageData.empty(len(needed), self.page_size).room()
             missing = int(np.count_nonzero(needed < 0))
-            found = [None] * missing + self._pages_at(needed[missing:])
-            pages += [found[row] for row in rows.tolist()]
-        return pages
+            kept = slice(missing, None)
+            self._read_at(needed[kept], Room(once.data[kept], once.states[kept]))
+            part.data[:], part.states[:] = once.data[rows], once.states[rows]
+        return found
 
     def is_kept(self, pfn: int) -> bool:
         """Return whether the dump has a page, sound or not."""
@@ -459,25 +656,19 @@ class KdumpPages:
             self._pieces[piece] = indices
         return indices
 
-    def _pages_at(self, indices: npt.NDArray[np.int64]) -> list[bytes | None]:
+    def _read_at(self, indices: npt.NDArray[np.int64], room: Room) -> None:
         """Read the pages whose descriptors have these ascending indices."""
         table = self._descriptors(indices)
         cut_off = self._is_cut_off(table)
+        room.states[cut_off] = CUT
         rows = np.flatnonzero(self._is_known(table) & ~cut_off)
         rows = rows[np.argsort(table.offsets[rows], kind="stable")]
         offsets, sizes, flags = (column[rows] for column in table)
-        ends = offsets + sizes
-        pages: list[bytes | None] = [None] * len(indices)
-        for row in np.flatnonzero(cut_off).tolist():
-            pages[row] = CUT_OFF
-        for run, start, end in _runs(offsets, ends):
+        blocks = Blocks(offsets, sizes, flags, rows)
+        for run, start, end in _runs(offsets, offsets + sizes):
             data = self._read(start, end - start, self._read_pages)
-            here = (offsets[run] - start).tolist(), (ends[run] - start).tolist()
-            blocks = [data[first:last] for first, last in zip(*here, strict=True)]
-            found = self._pages_of(blocks, flags[run])
-            for row, page in zip(rows[run].tolist(), found, strict=True):
-                pages[row] = page
-        return pages
+            here = Blocks(*(column[run] for column in blocks))
+            self._unpack(data, start, here, room)
 
     def _is_cut_off(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
         """Return which pages are not completely in the file."""
@@ -511,37 +702,6 @@ class KdumpPages:
         except OSError:
             return b""
 
-    def _pages_of(
-        self, blocks: list[bytes], flags: npt.NDArray[np.int64]
-    ) -> list[bytes | None]:
-        """Return the pages in these blocks of the file."""
-        if flags.all():
-            return self._decompressed(blocks)
-        pairs = list(zip(blocks, flags.tolist(), strict=True))
-        pages = iter(self._decompressed([block for block, flag in pairs if flag]))
-        # A block is short if the disk failed.
-        return [
-            next(pages) if flag else block if len(block) == self.page_size else None
-            for block, flag in pairs
-        ]
-
-    def _decompressed(self, blocks: list[bytes]) -> list[bytes | None]:
-        if self._codec is None:
-            return [None] * len(blocks)
-        decompress, errors, start = self._codec
-        if start:
-            # Every codec rejects an empty block.
-            blocks = [block if block.startswith(start) else b"" for block in blocks]
-        pages: list[bytes | None] = []
-        for block in blocks:
-            try:
-                page = decompress(block)
-            except errors:
-                pages.append(None)
-            else:
-                pages.append(page if len(page) == self.page_size else None)
-        return pages
-
 
 class SplitPages:
     """The pages of a kdump that was split into several files."""
@@ -557,14 +717,18 @@ class SplitPages:
 
     def read(self, pfns: Pfns) -> list[bytes | None]:
         """Read pages, as :meth:`KdumpPages.read` does."""
-        pages: list[bytes | None] = [None] * len(pfns)
+        return self.read_together(pfns).listed()
+
+    def read_together(self, pfns: Pfns) -> PageData:
+        """Read pages, as :meth:`KdumpPages.read_together` does."""
+        found = PageData.empty(len(pfns), self.page_size)
+        all_data, all_states = found.room()
         numbers = self._numbers(pfns)
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
-            found = self._parts[number].read(pfns[rows])
-            for row, page in zip(rows.tolist(), found, strict=True):
-                pages[row] = page
-        return pages
+            room = self._parts[number].read_together(pfns[rows]).room()
+            all_data[rows], all_states[rows] = room
+        return found
 
     def is_kept(self, pfn: int) -> bool:
         """Return whether the dump has a page, sound or not."""
