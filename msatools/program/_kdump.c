@@ -12,8 +12,13 @@
  * Loaded by kdump_pages.py.
  */
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 /* Bytes that are copied at once, so that a copy may write as many too many. */
 #define STEP 16
@@ -43,6 +48,18 @@ static inline void copy_match(uint8_t *to, uint64_t distance, uint64_t length,
 {
 	uint64_t room = (uint64_t)(end - to);
 
+	/* The usual case takes no branch that is hard to predict. */
+	if (distance >= STEP && length <= 4 * STEP && room >= 4 * STEP) {
+		const uint8_t *from = to - distance;
+
+		copy_step(to, from);
+		copy_step(to + STEP, from + STEP);
+		if (length > 2 * STEP) {
+			copy_step(to + 2 * STEP, from + 2 * STEP);
+			copy_step(to + 3 * STEP, from + 3 * STEP);
+		}
+		return;
+	}
 	if (room >= 2 * STEP) {
 		uint64_t fast = length < room - STEP ? length : room - STEP;
 		uint64_t period = distance;
@@ -259,10 +276,11 @@ static int unpack_snappy(const uint8_t *in, const uint8_t *in_end, uint8_t *out,
 #define DISTANCE_ROOM 1024
 
 /*
- * An entry has the length of the code in bits 0 to 7, the number of bits that follow in
- * bits 8 to 11, and from bit 16 on a literal, the base of a length or of a distance, or
- * where another table begins.
+ * An entry has in bits 0 to 7 the length of the code together with the bits that follow it,
+ * in bits 8 to 11 the length of the code alone, and from bit 16 on a literal, the base of a
+ * length or of a distance, or where another table begins; its size is in bits 8 to 11.
  */
+#define CODE_BIT 0x101u
 #define LITERAL 0x8000u
 #define SPECIAL 0x4000u /* no length and no distance: */
 #define TABLE 0x2000u	/* continued in another table, */
@@ -307,21 +325,34 @@ static inline uint32_t take(struct bits *bits, unsigned int count)
 	return taken;
 }
 
+/* The symbols that have a code: of most codes, a few. */
+struct symbols {
+	int count;
+	uint16_t symbols[LITERALS];
+	uint8_t lengths[LITERALS];
+};
+
+static inline void add(struct symbols *symbols, int symbol, uint32_t length)
+{
+	symbols->symbols[symbols->count] = (uint16_t)symbol;
+	symbols->lengths[symbols->count++] = (uint8_t)length;
+}
+
 /*
- * Build the table of a code from the lengths of its symbols' codes, as zlib accepts them:
- * complete, or with a single code of one bit, or none.
+ * Build the table of a code from its symbols, ascending, and the lengths of their codes, as
+ * zlib accepts them: complete, or with a single code of one bit, or none.
  *
  * Returns the bits by which it is looked up, or 0.
  */
-static int build(uint32_t *table, int room, int most, const uint8_t *lengths, int symbols,
+static int build(uint32_t *table, int room, int most, const struct symbols *symbols,
 		 const uint32_t *meanings)
 {
 	uint16_t counts[LONGEST + 1] = {0}, ends[LONGEST + 1], sorted[LITERALS];
 	int longest = LONGEST, left = 1, size, end, at = 0, start = 0, prefix = -1, wide = 0;
 	uint32_t code = 0;
 
-	for (int i = 0; i < symbols; i++)
-		counts[lengths[i]]++;
+	for (int i = 0; i < symbols->count; i++)
+		counts[symbols->lengths[i]]++;
 	while (longest && !counts[longest])
 		longest--;
 	ends[0] = 0;
@@ -329,17 +360,16 @@ static int build(uint32_t *table, int room, int most, const uint8_t *lengths, in
 		left = 2 * left - counts[i];
 		if (left < 0)
 			return 0;
-		ends[i] = (uint16_t)(i == 1 ? 0 : ends[i - 1] + counts[i - 1]);
+		ends[i] = (uint16_t)(ends[i - 1] + counts[i - 1]);
 	}
 	if (left && longest > 1)
 		return 0;
-	for (int i = 0; i < symbols; i++)
-		if (lengths[i])
-			sorted[ends[lengths[i]]++] = (uint16_t)i;
+	for (int i = 0; i < symbols->count; i++)
+		sorted[ends[symbols->lengths[i]]++] = symbols->symbols[i];
 	if (left) {
-		table[0] = table[1] = SPECIAL | 1;
+		table[0] = table[1] = SPECIAL | CODE_BIT;
 		if (longest)
-			table[0] = meanings[sorted[0]] | 1;
+			table[0] = meanings[sorted[0]] + CODE_BIT;
 		return 1;
 	}
 	if (most > longest)
@@ -354,7 +384,8 @@ static int build(uint32_t *table, int room, int most, const uint8_t *lengths, in
 			size *= 2;
 		}
 		for (int i = 0; i < counts[length]; i++) {
-			uint32_t entry = meanings[sorted[at++]] | (uint32_t)length;
+			uint32_t entry = meanings[sorted[at++]] +
+					 (uint32_t)length * CODE_BIT;
 			uint32_t bit = 1u << (length - 1);
 
 			if (length <= most) {
@@ -406,7 +437,7 @@ static void set_meanings(struct inflater *inflater)
 	for (uint32_t i = 0; i < 28; i++) {
 		uint32_t extra = i < 8 ? 0 : i / 4 - 1;
 
-		inflater->literal_meanings[257 + i] = base << 16 | extra << 8;
+		inflater->literal_meanings[257 + i] = base << 16 | extra;
 		base += 1u << extra;
 	}
 	inflater->literal_meanings[285] = 258u << 16;
@@ -415,7 +446,7 @@ static void set_meanings(struct inflater *inflater)
 	for (uint32_t i = 0; i < 30; i++) {
 		uint32_t extra = i < 4 ? 0 : i / 2 - 1;
 
-		inflater->distance_meanings[i] = base << 16 | extra << 8;
+		inflater->distance_meanings[i] = base << 16 | extra;
 		base += 1u << extra;
 	}
 	inflater->distance_meanings[30] = inflater->distance_meanings[31] = SPECIAL;
@@ -427,17 +458,18 @@ static void set_meanings(struct inflater *inflater)
 static const struct code *fixed_code(struct inflater *inflater)
 {
 	struct code *code = &inflater->fixed;
-	uint8_t lengths[LITERALS];
+	struct symbols literals = {0}, distances = {0};
 
 	if (inflater->has_fixed)
 		return code;
 	for (int i = 0; i < LITERALS; i++)
-		lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
-	code->literal_bits = build(code->literals, LITERAL_ROOM, LITERAL_BITS, lengths,
-				   LITERALS, inflater->literal_meanings);
-	memset(lengths, 5, DISTANCES);
-	code->distance_bits = build(code->distances, DISTANCE_ROOM, DISTANCE_BITS, lengths,
-				    DISTANCES, inflater->distance_meanings);
+		add(&literals, i, i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8);
+	code->literal_bits = build(code->literals, LITERAL_ROOM, LITERAL_BITS, &literals,
+				   inflater->literal_meanings);
+	for (int i = 0; i < DISTANCES; i++)
+		add(&distances, i, 5);
+	code->distance_bits = build(code->distances, DISTANCE_ROOM, DISTANCE_BITS,
+				    &distances, inflater->distance_meanings);
 	inflater->has_fixed = 1;
 	return code;
 }
@@ -448,9 +480,10 @@ static const struct code *dynamic_code(struct inflater *inflater, struct bits *b
 	static const uint8_t order[LENGTH_CODES] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
 						    11, 4,  12, 3, 13, 2, 14, 1, 15};
 	struct code *code = &inflater->dynamic;
-	uint8_t lengths[LITERALS + DISTANCES], code_lengths[LENGTH_CODES] = {0};
-	uint32_t table[1 << LENGTH_BITS];
-	int literals, distances, count, wide, sum = 0, at = 0;
+	uint8_t code_lengths[LENGTH_CODES] = {0};
+	struct symbols symbols[3];
+	uint32_t table[1 << LENGTH_BITS], length = 0;
+	int literals, distances, count, wide, sum = 0, at = 0, has_end = 0;
 
 	refill(bits);
 	literals = (int)take(bits, 5) + 257;
@@ -464,19 +497,23 @@ static const struct code *dynamic_code(struct inflater *inflater, struct bits *b
 		code_lengths[order[i]] = (uint8_t)take(bits, 3);
 	}
 	/* Unlike the other two, this code has to be complete. */
-	for (int i = 0; i < LENGTH_CODES; i++)
-		if (code_lengths[i])
+	for (int i = 0; i < 3; i++)
+		symbols[i].count = 0;
+	for (int i = 0; i < LENGTH_CODES; i++) {
+		if (code_lengths[i]) {
+			add(&symbols[2], i, code_lengths[i]);
 			sum += 1 << LENGTH_BITS >> code_lengths[i];
+		}
+	}
 	if (sum != 1 << LENGTH_BITS)
 		return NULL;
-	wide = build(table, 1 << LENGTH_BITS, LENGTH_BITS, code_lengths, LENGTH_CODES,
+	wide = build(table, 1 << LENGTH_BITS, LENGTH_BITS, &symbols[2],
 		     inflater->length_meanings);
 	if (!wide)
 		return NULL;
 	while (at < literals + distances) {
 		uint32_t symbol, entry;
-		uint8_t length = 0;
-		int repeat;
+		int repeat = 1;
 
 		if (bits->have < LENGTH_BITS + 7)
 			refill(bits);
@@ -484,44 +521,53 @@ static const struct code *dynamic_code(struct inflater *inflater, struct bits *b
 		take(bits, entry & 0xff);
 		symbol = entry >> 16;
 		if (symbol < 16) {
-			lengths[at++] = (uint8_t)symbol;
-			continue;
-		}
-		if (symbol == 16) {
+			length = symbol;
+		} else if (symbol == 16) {
 			if (!at)
 				return NULL;
-			length = lengths[at - 1];
 			repeat = 3 + (int)take(bits, 2);
-		} else if (symbol == 17) {
-			repeat = 3 + (int)take(bits, 3);
 		} else {
-			repeat = 11 + (int)take(bits, 7);
+			length = 0;
+			repeat = symbol == 17 ? 3 + (int)take(bits, 3)
+					      : 11 + (int)take(bits, 7);
 		}
 		if (repeat > literals + distances - at)
 			return NULL;
-		memset(lengths + at, length, (size_t)repeat);
-		at += repeat;
+		if (!length) {
+			at += repeat;
+			continue;
+		}
+		has_end |= at <= 256 && at + repeat > 256;
+		for (; repeat; repeat--, at++) {
+			if (at < literals)
+				add(&symbols[0], at, length);
+			else
+				add(&symbols[1], at - literals, length);
+		}
 	}
-	if (!lengths[256])
+	if (!has_end)
 		return NULL;
-	code->literal_bits = build(code->literals, LITERAL_ROOM, LITERAL_BITS, lengths,
-				   literals, inflater->literal_meanings);
+	code->literal_bits = build(code->literals, LITERAL_ROOM, LITERAL_BITS, &symbols[0],
+				   inflater->literal_meanings);
 	code->distance_bits = build(code->distances, DISTANCE_ROOM, DISTANCE_BITS,
-				    lengths + literals, distances,
-				    inflater->distance_meanings);
+				    &symbols[1], inflater->distance_meanings);
 	return code->literal_bits && code->distance_bits ? code : NULL;
 }
 
-/* Look a code up, and take it. */
-static inline uint32_t decode(struct bits *bits, const uint32_t *table, int wide)
+/* Look a code up, and take it with the bits that follow it. */
+static inline uint32_t decode(struct bits *bits, const uint32_t *table, int wide,
+			      uint32_t *value)
 {
-	uint32_t entry = table[bits->value & ((1u << wide) - 1)];
+	uint64_t all = bits->value;
+	uint32_t entry = table[all & ((1u << wide) - 1)];
 
 	if ((entry & (SPECIAL | TABLE)) == (SPECIAL | TABLE))
 		entry = table[(entry >> 16) +
-			      (bits->value >> wide & ((1u << (entry >> 8 & 0xf)) - 1))];
-	bits->value >>= entry & 0xff;
-	bits->have -= (int)(entry & 0xff);
+			      (all >> wide & ((1u << (entry >> 8 & 0xf)) - 1))];
+	bits->value = all >> (entry & 0x3f);
+	bits->have -= (int)(entry & 0x3f);
+	*value = (entry >> 16) + (uint32_t)((all & ((1ull << (entry & 0x3f)) - 1)) >>
+					    (entry >> 8 & 0xf));
 	return entry;
 }
 
@@ -532,29 +578,24 @@ static uint8_t *expand(struct bits *from, const struct code *code, uint8_t *out,
 	struct bits bits = *from;
 
 	for (;;) {
-		uint64_t length, distance;
-		uint32_t entry;
+		uint32_t entry, length, distance;
 
 		/* A length and a distance take 15 + 5 and 15 + 13. */
-		if (bits.have < 48)
-			refill(&bits);
-		entry = decode(&bits, code->literals, code->literal_bits);
+		refill(&bits);
+		entry = decode(&bits, code->literals, code->literal_bits, &length);
 		if (entry & LITERAL) {
 			if (to == out_end)
 				return NULL;
-			*to++ = (uint8_t)(entry >> 16);
+			*to++ = (uint8_t)length;
 			continue;
 		}
 		if (entry & SPECIAL) {
 			*from = bits;
 			return entry & END ? to : NULL;
 		}
-		length = (entry >> 16) + take(&bits, entry >> 8 & 0xf);
-		entry = decode(&bits, code->distances, code->distance_bits);
-		if (entry & SPECIAL)
-			return NULL;
-		distance = (entry >> 16) + take(&bits, entry >> 8 & 0xf);
-		if (distance > (uint64_t)(to - out) || length > (uint64_t)(out_end - to))
+		entry = decode(&bits, code->distances, code->distance_bits, &distance);
+		if (entry & SPECIAL || distance > (uint64_t)(to - out) ||
+		    length > (uint64_t)(out_end - to))
 			return NULL;
 		copy_match(to, distance, length, out_end);
 		to += length;
@@ -594,49 +635,62 @@ static uint8_t *stored(struct bits *bits, uint8_t *to, uint8_t *out_end)
 	return to + length;
 }
 
-/* Words of eight bytes whose sums fit into lanes of 16 bits: 255 * 22 * 23 / 2 < 65536. */
-#define WORDS 22
-#define LANES 0x00ff00ff00ff00ffull
+#define ADLER 65521
 
-/* Sum up the four lanes. */
-static inline uint32_t lanes(uint64_t value)
-{
-	value = (value & 0x0000ffff0000ffffull) + (value >> 16 & 0x0000ffff0000ffffull);
-	return (uint32_t)value + (uint32_t)(value >> 32);
-}
+/* Bytes of which the sums of sums fit 32 bits: 16 * 255 * n * (n - 1) / 2 for n of 16 each. */
+#define ADLER_BYTES 4096
 
 static uint32_t adler32(const uint8_t *data, uint64_t size)
 {
 	/* Each is reduced before it can overflow. */
 	uint64_t low = 1, high = 0;
 
-	while (size >= 8) {
-		uint64_t words = size / 8 < WORDS ? size / 8 : WORDS;
-		/* Bytes at even and odd offsets: sums, and sums of the sums so far. */
-		uint64_t even = 0, odd = 0, evens = 0, odds = 0;
+#ifdef __SSE2__
+	const __m128i zero = _mm_setzero_si128();
+	const __m128i left = _mm_set_epi16(9, 10, 11, 12, 13, 14, 15, 16);
+	const __m128i right = _mm_set_epi16(1, 2, 3, 4, 5, 6, 7, 8);
 
-		high += low * words * 8;
-		for (uint64_t i = 0; i < words; i++, data += 8) {
-			uint64_t word = load64(data);
+	while (size >= 16) {
+		uint64_t part = size < ADLER_BYTES ? size & ~15ull : ADLER_BYTES;
+		/* Sums of the bytes, of these sums so far, and of bytes by their weight. */
+		__m128i sums = zero, before = zero, weighted = zero;
+		uint32_t all[3][4];
 
-			evens += even;
-			odds += odd;
-			even += word & LANES;
-			odd += word >> 8 & LANES;
+		high += low * part;
+		size -= part;
+		for (; part; part -= 16, data += 16) {
+			__m128i bytes = _mm_loadu_si128((const __m128i *)data);
+
+			before = _mm_add_epi32(before, sums);
+			sums = _mm_add_epi32(sums, _mm_sad_epu8(bytes, zero));
+			weighted = _mm_add_epi32(
+				weighted, _mm_madd_epi16(_mm_unpacklo_epi8(bytes, zero), left));
+			weighted = _mm_add_epi32(
+				weighted, _mm_madd_epi16(_mm_unpackhi_epi8(bytes, zero), right));
 		}
-		size -= words * 8;
-		/* A byte at offset i of its word counts 8 - i times there. */
-		for (int i = 0; i < 4; i++)
-			high += (even >> 16 * i & 0xffff) * (uint64_t)(8 - 2 * i) +
-				(odd >> 16 * i & 0xffff) * (uint64_t)(7 - 2 * i);
-		high = (high + 8 * ((uint64_t)lanes(evens) + lanes(odds))) % 65521;
-		low = (low + lanes(even) + lanes(odd)) % 65521;
+		_mm_storeu_si128((__m128i *)all[0], sums);
+		_mm_storeu_si128((__m128i *)all[1], before);
+		_mm_storeu_si128((__m128i *)all[2], weighted);
+		for (int i = 0; i < 4; i++) {
+			low += all[0][i];
+			high += 16 * (uint64_t)all[1][i] + all[2][i];
+		}
+		low %= ADLER;
+		high %= ADLER;
 	}
-	for (; size; size--) {
-		low += *data++;
-		high += low;
+#endif
+	while (size) {
+		uint64_t part = size < ADLER_BYTES ? size : ADLER_BYTES;
+
+		size -= part;
+		for (; part; part--) {
+			low += *data++;
+			high += low;
+		}
+		low %= ADLER;
+		high %= ADLER;
 	}
-	return (uint32_t)(high % 65521 << 16 | low % 65521);
+	return (uint32_t)(high << 16 | low);
 }
 
 static int unpack_zlib(struct inflater *inflater, const uint8_t *in, const uint8_t *in_end,
@@ -680,10 +734,13 @@ static int unpack_zlib(struct inflater *inflater, const uint8_t *in, const uint8
 	       ((uint32_t)in[0] << 24 | (uint32_t)in[1] << 16 | (uint32_t)in[2] << 8 | in[3]);
 }
 
-/* How the pages of a dump are compressed; set by kdump_pages.py. */
+/* How the pages of a dump are stored; set by kdump_pages.py. */
 struct method {
 	int64_t kind; /* 1 zlib, 2 LZO1X, 4 snappy, 0x20 zstd: the flag in descriptors */
 	int64_t page_size;
+	int64_t file_size;
+	/* Bytes that are better read in vain than by another system call. */
+	int64_t gap;
 	/* libzstd's ZSTD_decompressDCtx(), and its context. */
 	size_t (*zstd)(void *context, void *to, size_t room, const void *from, size_t size);
 	void *context;
@@ -692,62 +749,126 @@ struct method {
 	int64_t start_size;
 };
 
+/* Where in the file a page is, and its row among all that are wanted. */
+struct block {
+	int64_t offset, size, flags, row;
+};
+
+/* Consecutive blocks, and the part of the file that has them. */
+struct run {
+	int64_t first, last, start, end;
+};
+
+/* States of pages, as in kdump_pages.py. */
+enum { LEFT, HERE, CUT };
+
 /* To be changed with the arguments of any function here, and in kdump_pages.py. */
 int64_t msa_kdump_version(void)
 {
 	return 1;
 }
 
+/* Sort by offset; most dumps have their pages in order. */
+static void sort(struct block *blocks, struct block *other, int64_t count)
+{
+	int64_t at = 0, half = count / 2, left = 0, right = half;
+
+	while (at < count - 1 && blocks[at].offset <= blocks[at + 1].offset)
+		at++;
+	if (at >= count - 1)
+		return;
+	sort(blocks, other, half);
+	sort(blocks + half, other, count - half);
+	memcpy(other, blocks, (size_t)count * sizeof(*other));
+	for (at = 0; at < count; at++)
+		blocks[at] = right == count || (left < half &&
+						other[left].offset <= other[right].offset)
+				     ? other[left++]
+				     : other[right++];
+}
+
 /*
- * Expand pages.
+ * Find where to read the pages of descriptors (struct page_desc of makedumpfile).
  *
- * data has size bytes of the file from offset start on. Block i is at offsets[i] of the file
- * and has sizes[i] bytes; flags[i] is 0 if it is stored as it is. It goes to row rows[i] of
- * out, which has zeros, and for which the caller makes sure that there is room; here[rows[i]]
- * becomes 1 if it was a page, otherwise 0, and the row stays zeros.
+ * words has three for each. blocks gets those that can be read here, by their offset, and
+ * has room for twice as many as there are descriptors; runs for as many. states gets the
+ * state of each. Returns the number of runs.
+ */
+int64_t msa_kdump_plan(const struct method *method, const int64_t *words, int64_t count,
+		       struct block *blocks, struct run *runs, uint8_t *states)
+{
+	int64_t known = 0, found = 0;
+
+	for (int64_t i = 0; i < count; i++, words += 3) {
+		int64_t offset = words[0], size = words[1] & 0xffffffff;
+		int64_t flags = words[1] >> 32 & 0xffffffff;
+
+		/* An offset that is negative here is past the end of any file. */
+		states[i] = LEFT;
+		if (offset < 0 || (size && offset > method->file_size - size))
+			states[i] = CUT;
+		else if (flags ? flags == method->kind && size && size <= method->page_size
+			       : size == method->page_size)
+			blocks[known++] = (struct block){offset, size, flags, i};
+	}
+	sort(blocks, blocks + count, known);
+	for (int64_t i = 0; i < known; i++) {
+		int64_t end = blocks[i].offset + blocks[i].size;
+
+		if (!i || blocks[i].offset - (blocks[i - 1].offset + blocks[i - 1].size) >
+				  method->gap)
+			runs[found++] = (struct run){i, i, blocks[i].offset, end};
+		if (end > runs[found - 1].end)
+			runs[found - 1].end = end;
+		runs[found - 1].last = i + 1;
+	}
+	return found;
+}
+
+/*
+ * Expand the pages of a run, of which data has size bytes of the file, fewer than planned if
+ * the disk failed.
+ *
+ * out has a row for each descriptor: the page, or zeros and the state stays LEFT.
  */
 void msa_kdump_unpack(const struct method *method, const uint8_t *data, int64_t start,
-		      int64_t size, const int64_t *offsets, const int64_t *sizes,
-		      const int64_t *flags, const int64_t *rows, int64_t count,
-		      uint8_t *out, uint8_t *here)
+		      int64_t size, const struct block *blocks, int64_t count, uint8_t *out,
+		      uint8_t *states)
 {
 	struct inflater inflater;
-	int64_t page_size = method->page_size;
+	size_t page_size = (size_t)method->page_size;
 
 	if (method->kind == 1)
 		set_meanings(&inflater);
-	for (int64_t i = 0; i < count; i++) {
-		const uint8_t *in, *in_end;
-		uint8_t *to = out + rows[i] * page_size, *end = to + page_size;
+	for (const struct block *block = blocks; block < blocks + count; block++) {
+		const uint8_t *in = data, *in_end;
+		uint8_t *to = out + (size_t)block->row * page_size, *end = to + page_size;
 		int is_page = 0;
 
-		here[rows[i]] = 0;
-		/* Less was read if the disk failed. */
-		if (offsets[i] < start || sizes[i] < 0 || sizes[i] > size ||
-		    offsets[i] - start > size - sizes[i])
+		if (block->offset < start || block->size > size ||
+		    block->offset - start > size - block->size) {
+			memset(to, 0, page_size);
 			continue;
-		in = data + (offsets[i] - start);
-		in_end = in + sizes[i];
-		if (!flags[i]) {
-			if (sizes[i] != page_size)
-				continue;
-			memcpy(to, in, (size_t)page_size);
-			is_page = 1;
-		} else if (flags[i] != method->kind) {
-			continue;
+		}
+		in += block->offset - start;
+		in_end = in + block->size;
+		if (!block->flags) {
+			is_page = in_end - in == method->page_size;
+			if (is_page)
+				memcpy(to, in, page_size);
 		} else if (method->kind == 1) {
 			is_page = unpack_zlib(&inflater, in, in_end, to, end);
 		} else if (method->kind == 2) {
 			is_page = unpack_lzo(in, in_end, to, end);
 		} else if (method->kind == 4) {
 			is_page = unpack_snappy(in, in_end, to, end);
-		} else if (method->zstd && sizes[i] >= method->start_size &&
+		} else if (method->zstd && in_end - in >= method->start_size &&
 			   !memcmp(in, method->start, (size_t)method->start_size)) {
-			is_page = method->zstd(method->context, to, (size_t)page_size, in,
-					       (size_t)sizes[i]) == (size_t)page_size;
+			is_page = method->zstd(method->context, to, page_size, in,
+					       (size_t)(in_end - in)) == page_size;
 		}
-		here[rows[i]] = (uint8_t)is_page;
+		states[block->row] = is_page ? HERE : LEFT;
 		if (!is_page)
-			memset(to, 0, (size_t)page_size);
+			memset(to, 0, page_size);
 	}
 }

@@ -29,8 +29,8 @@ from msatools.selfdesc.find import ask
 
 # --- Decompression of a kdump's pages, by the fastest library for each format.
 #
-# It stands in for the part in C. The libraries are the optional extra fast. A dump whose
-# library is not installed is then left to libkdumpfile.
+# It stands in for the part in C. The libraries are the optional extra fast. Without
+# them, too, a dump is left to libkdumpfile.
 
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -172,25 +172,17 @@ _ZSTD = "libzstd.so.1"
 """The system's library: package managers and systemd need it as well."""
 
 
-class Blocks(NamedTuple):
-    """Pages of a kdump as they are in its file, one in each row of the columns."""
+class Form(NamedTuple):
+    """How the pages of a dump are stored."""
 
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    flags: npt.NDArray[np.int64]
-    """:data:`_FLAGS`."""
+    compression: str
+    """Its name in :mod:`msatools.program.formats`."""
 
-    rows: npt.NDArray[np.int64]
-    """Number of each page among all that are wanted."""
+    flag: int
+    """Its flag in descriptors of pages."""
 
-
-class Room(NamedTuple):
-    """Where pages go."""
-
-    data: npt.NDArray[np.uint8]
-    """A row of bytes for each page: zeros if it could not be decompressed."""
-
-    states: npt.NDArray[np.uint8]
+    page_size: int
+    file_size: int
 
 
 LEFT, HERE, CUT = range(3)
@@ -198,9 +190,44 @@ LEFT, HERE, CUT = range(3)
 read; and beyond the end of the file."""
 
 
-Unpack = Callable[[bytes, int, Blocks, Room], None]
-"""Decompresses blocks, given bytes of the file and the offset where they begin. Those
-whose bytes are not all there and those that are damaged stay :data:`LEFT`."""
+class Room(NamedTuple):
+    """Where pages go."""
+
+    data: npt.NDArray[np.uint8]
+    """A row of bytes for each page: zeros unless it is :data:`HERE`."""
+
+    states: npt.NDArray[np.uint8]
+
+
+Descriptors = npt.NDArray[np.int64]
+"""Three words of each ``struct page_desc``: offset; size and flags, of 32 bits each;
+flags of the page. Of unsigned numbers, negative ones are impossible."""
+
+Unpack = Callable[[Descriptors, Callable[[int, int], bytes], Room], None]
+"""Reads and decompresses the pages of at most :data:`_BATCH` descriptors. It is given a
+function that reads as many bytes from an offset on; fewer if the disk fails."""
+
+
+def find_unpack(form: Form) -> Unpack | None:
+    """
+    Find how pages are read and decompressed.
+
+    The result must not be used by two threads at once.
+
+    :return: ``None`` if nothing that knows the compression is installed.
+    """
+    is_stored = form.compression == formats.UNCOMPRESSED
+    if not is_stored and form.compression not in _CODECS:
+        return None
+    loaded = _library() if native.is_wanted() else None
+    if loaded is not None:
+        method = _Method(form.flag, form.page_size, form.file_size, _MAX_GAP)
+        if form.compression != "zstd" or _set_zstd(method):
+            return _InC(loaded, method)
+    codec = find_codec(form.compression, form.page_size)
+    if codec is None and not is_stored:
+        return None
+    return functools.partial(_unpack_in_python, form, codec)
 
 
 class _Method(ctypes.Structure):
@@ -209,6 +236,8 @@ class _Method(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int64),
         ("page_size", ctypes.c_int64),
+        ("file_size", ctypes.c_int64),
+        ("gap", ctypes.c_int64),
         ("zstd", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
         ("start", ctypes.c_char_p),
@@ -216,37 +245,18 @@ class _Method(ctypes.Structure):
     )
 
 
-def find_unpack(compression: str, flag: int, page_size: int) -> Unpack | None:
-    """
-    Find how pages of *page_size* bytes are decompressed.
-
-    The result must not be used by two threads at once.
-
-    :param compression: Its name in :mod:`msatools.program.formats`.
-    :param flag: Its flag in descriptors of pages.
-    :return: ``None`` if it is unknown, or nothing that knows it is installed.
-    """
-    if compression != formats.UNCOMPRESSED and compression not in _CODECS:
-        return None
-    loaded = _library() if native.is_wanted() else None
-    method = _Method(kind=flag, page_size=page_size)
-    if loaded is not None and (compression != "zstd" or _set_zstd(method)):
-        return functools.partial(_unpack, loaded.msa_kdump_unpack, method)
-    codec = find_codec(compression, page_size)
-    if codec is None and compression != formats.UNCOMPRESSED:
-        return None
-    return functools.partial(_unpack_here, codec)
-
-
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     loaded = native.load("msatools.program._kdump", "msa_kdump_version", _VERSION)
     if loaded is None:
         return None
-    here, number = ctypes.c_void_p, ctypes.c_int64
+    method, here = ctypes.POINTER(_Method), ctypes.c_void_p
+    number = ctypes.c_int64
+    loaded.msa_kdump_plan.argtypes = method, here, number, here, here, here
+    loaded.msa_kdump_plan.restype = number
     loaded.msa_kdump_unpack.argtypes = (
-        *(ctypes.POINTER(_Method), here, number, number),
-        *(here, here, here, here, number, here, here),
+        *(method, here, number, number),
+        *(here, number, here, here),
     )
     loaded.msa_kdump_unpack.restype = None
     return loaded
@@ -270,45 +280,77 @@ def _set_zstd(method: _Method) -> bool:
     return True
 
 
-def _unpack(
-    function: Callable[..., None],
-    method: _Method,
-    data: bytes,
-    start: int,
-    blocks: Blocks,
+class _InC:
+    """Reads and decompresses pages by the part in C."""
+
+    def __init__(self, loaded: ctypes.CDLL, method: _Method) -> None:
+        self._plan, self._unpack = loaded.msa_kdump_plan, loaded.msa_kdump_unpack
+        self._method = method
+        # struct block, and struct run.
+        self._blocks = np.empty((2 * _BATCH, 4), np.int64)
+        self._runs = np.empty((_BATCH, 4), np.int64)
+        self._at = self._blocks.ctypes.data, self._runs.ctypes.data
+
+    def __call__(
+        self, words: Descriptors, read: Callable[[int, int], bytes], room: Room
+    ) -> None:
+        method, (blocks, runs) = self._method, self._at
+        data, states = room.data.ctypes.data, room.states.ctypes.data
+        words = np.ascontiguousarray(words)
+        found = self._plan(method, words.ctypes.data, len(words), blocks, runs, states)
+        known = 0
+        for first, last, start, end in self._runs[:found].tolist():
+            part = read(start, end - start)
+            here = blocks + first * self._blocks.strides[0]
+            self._unpack(
+                *(method, part, start, len(part)), *(here, last - first, data, states)
+            )
+            known += last - first
+        if known < len(words):
+            room.data[room.states != HERE] = 0
+
+
+def _unpack_in_python(
+    form: Form,
+    codec: Codec | None,
+    words: Descriptors,
+    read: Callable[[int, int], bytes],
     room: Room,
 ) -> None:
-    columns = [np.ascontiguousarray(column) for column in blocks]
-    function(
-        *(method, data, start, len(data)),
-        *(column.ctypes.data for column in columns),
-        *(len(blocks.rows), room.data.ctypes.data, room.states.ctypes.data),
-    )
+    offsets, sizes, flags = words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32
+    cut_off = (offsets < 0) | (sizes > 0) & (offsets > form.file_size - sizes)
+    is_plain = (flags == 0) & (sizes == form.page_size)
+    # A compressed page is never longer than the page.
+    is_compressed = (sizes > 0) & (sizes <= form.page_size) & (flags != 0)
+    known = (is_plain | is_compressed & (flags == form.flag)) & ~cut_off
+    room.data[:] = 0
+    room.states[:] = np.where(cut_off, CUT, LEFT)
+    rows = np.flatnonzero(known)
+    rows = rows[np.argsort(offsets[rows], kind="stable")]
+    starts, ends = offsets[rows], offsets[rows] + sizes[rows]
+    for run, start, end in _runs(starts, ends):
+        data = read(start, end - start)
+        columns = rows[run], starts[run] - start, ends[run] - start, flags[rows[run]]
+        for row, first, last, flag in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            page = data[first:last]
+            if flag:
+                page = _decompressed(codec, page)
+            # A block is short if the disk failed.
+            if len(page) == form.page_size:
+                room.data[row] = np.frombuffer(page, np.uint8)
+                room.states[row] = HERE
 
 
-def _unpack_here(
-    codec: Codec | None, data: bytes, start: int, blocks: Blocks, room: Room
-) -> None:
-    page_size = room.data.shape[1]
-    for offset, size, flag, row in zip(
-        *(column.tolist() for column in blocks), strict=True
-    ):
-        page: bytes | None = data[offset - start : offset - start + size]
-        if flag and page is not None:
-            page = _decompressed(codec, page)
-        # A block is short if the disk failed.
-        if page is not None and len(page) == page_size:
-            room.data[row] = np.frombuffer(page, np.uint8)
-            room.states[row] = HERE
-
-
-def _decompressed(codec: Codec | None, block: bytes) -> bytes | None:
+def _decompressed(codec: Codec | None, block: bytes) -> bytes:
+    """Decompress a block; nothing if it is damaged."""
     if codec is None or not block.startswith(codec.start):
-        return None
+        return b""
     try:
         return codec.decompress(block)
     except codec.errors:
-        return None
+        return b""
 
 
 # --- The table of page descriptors of a kdump, and a check of all of it.
@@ -467,12 +509,10 @@ _MAX_GAP = 16384
 """Number of bytes that are faster to read in vain than by another system call."""
 
 
-class _Descriptors(NamedTuple):
-    """Fields of ``struct page_desc``; negative if they are damaged."""
-
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    flags: npt.NDArray[np.int64]
+# Without zeros, which take as long as decompressing some of the pages.
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.argtypes = ctypes.c_char_p, ctypes.c_ssize_t
+_new_bytearray.restype = ctypes.py_object
 
 
 class PageData(NamedTuple):
@@ -488,8 +528,9 @@ class PageData(NamedTuple):
 
     @classmethod
     def empty(cls, count: int, page_size: int) -> "PageData":
-        """Return room for pages, all :data:`LEFT`."""
-        return cls(bytearray(count * page_size), np.zeros(count, np.uint8), page_size)
+        """Return room for pages, all :data:`LEFT`; what is in them has to be set."""
+        data: bytearray = _new_bytearray(None, count * page_size)
+        return cls(data, np.zeros(count, np.uint8), page_size)
 
     def room(self) -> Room:
         """Return the pages as rows, to be set."""
@@ -544,8 +585,10 @@ class KdumpPages:
             raise LeftToDrgnError("a kdump of a kind that is not read in bulk")
         self.page_size = header.block_size
         # A page is compressed with the dump's method, or stored if that saves nothing.
-        self._flag = header.compression_flag
-        unpack = find_unpack(header.compression, self._flag, self.page_size)
+        flag = header.compression_flag
+        unpack = find_unpack(
+            Form(header.compression, flag, self.page_size, self._file_size)
+        )
         if unpack is None:
             raise LeftToDrgnError(f"no library for {header.compression} is installed")
         self._unpack = unpack
@@ -593,6 +636,7 @@ class KdumpPages:
             needed, rows = np.unique(indices, return_inverse=True)
             once = PageData.empty(len(needed), self.page_size).room()
             missing = int(np.count_nonzero(needed < 0))
+            once.data[:missing] = 0
             kept = slice(missing, None)
             self._read_at(needed[kept], Room(once.data[kept], once.states[kept]))
             part.data[:], part.states[:] = once.data[rows], once.states[rows]
@@ -626,13 +670,21 @@ class KdumpPages:
 
     def _indices(self, pfns: Pfns) -> npt.NDArray[np.int64]:
         """Find the index of each page's descriptor in the table; < 0 if not kept."""
+        lowest, highest = int(pfns.min()), int(pfns.max())
+        piece = lowest >> _PIECE_SHIFT
+        is_inside = self.pfns.start <= lowest and highest < self.pfns.stop
+        if is_inside and piece == highest >> _PIECE_SHIFT:
+            found: npt.NDArray[np.int64] = self._piece(piece)[
+                pfns & ((1 << _PIECE_SHIFT) - 1)
+            ]
+            return found - self._before_part
         indices = np.full(len(pfns), -1, np.int64)
         known = (pfns >= self.pfns.start) & (pfns < self.pfns.stop)
         pieces = pfns >> _PIECE_SHIFT
         for piece in sorted({*pieces[known].tolist()}):
             here = known & (pieces == piece)
-            found = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
-            indices[here] = found - self._before_part
+            there = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
+            indices[here] = there - self._before_part
         return indices
 
     def _kept_below(self, pfn: int) -> int:
@@ -658,42 +710,27 @@ class KdumpPages:
 
     def _read_at(self, indices: npt.NDArray[np.int64], room: Room) -> None:
         """Read the pages whose descriptors have these ascending indices."""
-        table = self._descriptors(indices)
-        cut_off = self._is_cut_off(table)
-        room.states[cut_off] = CUT
-        rows = np.flatnonzero(self._is_known(table) & ~cut_off)
-        rows = rows[np.argsort(table.offsets[rows], kind="stable")]
-        offsets, sizes, flags = (column[rows] for column in table)
-        blocks = Blocks(offsets, sizes, flags, rows)
-        for run, start, end in _runs(offsets, offsets + sizes):
-            data = self._read(start, end - start, self._read_pages)
-            here = Blocks(*(column[run] for column in blocks))
-            self._unpack(data, start, here, room)
+        if len(indices):
+            self._unpack(self._descriptors(indices), self._read_data, room)
 
-    def _is_cut_off(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
-        """Return which pages are not completely in the file."""
-        offsets, sizes, _ = table
-        return (offsets < 0) | (sizes > 0) & (offsets > self._file_size - sizes)
-
-    def _is_known(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
-        """Return which pages can be read here."""
-        _, sizes, flags = table
-        is_plain = (flags == 0) & (sizes == self.page_size)
-        # A compressed page is never longer than the page.
-        is_compressed = (sizes > 0) & (sizes <= self.page_size) & (flags != 0)
-        known: npt.NDArray[np.bool_] = is_plain | is_compressed & (flags == self._flag)
-        return known
-
-    def _descriptors(self, indices: npt.NDArray[np.int64]) -> "_Descriptors":
+    def _descriptors(self, indices: npt.NDArray[np.int64]) -> Descriptors:
         """Read descriptors by ascending index; zero beyond the end of the file."""
-        words = np.zeros((len(indices), _WORDS), np.int64)
-        starts = self._table_offset + indices * DESCRIPTOR_BYTES
+        count, first = len(indices), int(indices[0])
+        if int(indices[-1]) - first == count - 1:
+            return self._table(first * DESCRIPTOR_BYTES, count * DESCRIPTOR_BYTES)
+        words = np.empty((count, _WORDS), np.int64)
+        starts = indices * DESCRIPTOR_BYTES
         for run, start, end in _runs(starts, starts + DESCRIPTOR_BYTES):
-            data = self._read(start, end - start).ljust(end - start, b"\0")
             rows = (starts[run] - start) // DESCRIPTOR_BYTES
-            words[run] = np.frombuffer(data, "<i8").reshape(-1, _WORDS).take(rows, 0)
-        # Offset; size and flags, of 32 bits each; page flags.
-        return _Descriptors(words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32)
+            words[run] = self._table(start, end - start).take(rows, 0)
+        return words
+
+    def _table(self, start: int, size: int) -> Descriptors:
+        data = self._read(self._table_offset + start, size).ljust(size, b"\0")
+        return np.frombuffer(data, "<i8").reshape(-1, _WORDS)
+
+    def _read_data(self, start: int, size: int) -> bytes:
+        return self._read(start, size, self._read_pages)
 
     def _read(self, start: int, size: int, read: ReadAt | None = None) -> bytes:
         """Read from the file; less or nothing if the disk fails."""
