@@ -39,7 +39,7 @@ from msatools.program.kdump_pages import (
 
 PAGE = 4096
 FLAGS = {"zlib": 1, "lzo": 2, "snappy": 4, "zstd": 0x20}
-COUNT = int(os.environ.get("MSATOOLS_TEST_BLOCKS", 4000))
+COUNT = int(os.environ.get("MSATOOLS_TEST_BLOCKS", 2000))
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
 
