@@ -219,7 +219,7 @@ def find_unpack(form: Form) -> Unpack | None:
     is_stored = form.compression == formats.UNCOMPRESSED
     if not is_stored and form.compression not in _CODECS:
         return None
-    loaded = _library() if native.is_wanted() else None
+    loaded = library()
     if loaded is not None:
         method = _Method(form.flag, form.page_size, form.file_size, _MAX_GAP)
         if form.compression != "zstd" or _set_zstd(method):
@@ -245,8 +245,13 @@ class _Method(ctypes.Structure):
     )
 
 
+def library() -> ctypes.CDLL | None:
+    """Return the part in C; ``None`` if it was not built, or is not wanted."""
+    return _loaded() if native.is_wanted() else None
+
+
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def _loaded() -> ctypes.CDLL | None:
     loaded = native.load("msatools.program._kdump", "msa_kdump_version", _VERSION)
     if loaded is None:
         return None

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler"
 
 
 def test_it_is_built() -> None:
-    assert kdump_pages._library() is not None
+    assert kdump_pages.library() is not None
 
 
 def unpacker(compression: str) -> Unpack:
