@@ -164,8 +164,11 @@ def test_damaged_blocks(compression: str) -> None:
             continue
         same += 1
         # Damage that libzstd does not notice, its versions expand differently.
-        if compression != "zstd":
-            assert found == by_library(compression, block), block.hex()
+        if compression == "zstd":
+            continue
+        expected = by_library(compression, block)
+        # lzallright refuses a few blocks of LZO that liblzo2 expands to the same page.
+        assert found == expected or (compression == "lzo" and not expected), block.hex()
     assert lost > COUNT // 4
     assert same > COUNT // 1000
 
