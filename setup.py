@@ -83,6 +83,7 @@ setup(
     data_files=[("share/man/man1", [])],
     ext_modules=[
         _library("msatools/memory/_classify"),
+        _library("msatools/program/_kdump"),
         _library("msatools/selfdesc/_tables"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

@@ -145,8 +145,9 @@ def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
 
 PARTS_IN_C = (
     "from msatools.memory import compiled\n"
+    "from msatools.program import kdump_pages\n"
     "from msatools.selfdesc import tables\n"
-    "parts = (compiled, tables)\n"
+    "parts = (compiled, kdump_pages, tables)\n"
     "print(compiled.__file__, *(part.library() is not None for part in parts))\n"
 )
 
@@ -160,7 +161,7 @@ def test_wheel_contains_the_extensions(
     """They use the stable ABI, which any version of Python can load."""
     assert "-cp310-abi3-" in built[1].name
     here = str(tmp_path / "msatools/memory/compiled.py")
-    assert run_wheel(PARTS_IN_C, built[1], tmp_path) == [here, "True", "True"]
+    assert run_wheel(PARTS_IN_C, built[1], tmp_path) == [here, *["True"] * 3]
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
@@ -171,7 +172,7 @@ def test_installs_without_a_compiler(compiler: str, tmp_path: Path) -> None:
     build(source, out, CC=compiler)
     (wheel,) = out.glob("*.whl")
     here = str(target / "msatools/memory/compiled.py")
-    assert run_wheel(PARTS_IN_C, wheel, target) == [here, "False", "False"]
+    assert run_wheel(PARTS_IN_C, wheel, target) == [here, *["False"] * 3]
 
 
 def test_editable_install_leaks_no_package(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import drgn
@@ -19,10 +19,13 @@ from msatools.kernel.structs import constant
 from msatools.kernel.walks import xarray_entries
 from msatools.memory.classes import PageLayout
 from msatools.program.kdump_pages import (
-    CUT_OFF,
+    CUT,
+    HERE,
+    LEFT,
     AnyPages,
     KdumpPages,
     LeftToDrgnError,
+    PageData,
     pages_read_here,
 )
 from msatools.program.linear import VmallocTables, page_tables, vmemmap_base
@@ -81,57 +84,47 @@ class BulkReader:
         if size <= 0 or (address | size) % page_size:
             return read_by_drgn(address, size, granule)
         frames = source.tables.frames(address, size // page_size)
-        pages = source.pages.read(frames)
-        if not self._is_right(address, pages, page_size):
+        found = source.pages.read_together(frames)
+        if not self._is_right(address, found):
             self._source = None
             return read_by_drgn(address, size, granule)
-        present = [page for page in pages if page]
+        present = int(np.count_nonzero(found.states == HERE))
         # Counted as one read, as from an uncompressed dump.
         self._reader.reads += bool(present)
-        self._reader.bytes += len(present) * page_size
-        if len(present) == len(pages):
-            return b"".join(present), []
-        return self._fill(address, pages, page_size)
+        self._reader.bytes += present * page_size
+        if present == len(frames):
+            return found.data, []
+        return found.data, self._fill(address, found)
 
-    def _fill(
-        self, address: int, pages: list[bytes | None], page_size: int
-    ) -> tuple[bytearray, list[Gap]]:
-        """Read the missing pages by drgn; return all data and the remaining gaps."""
-        zeros = bytes(page_size)
-        filled = bytearray().join(page or zeros for page in pages)
+    def _fill(self, address: int, found: PageData) -> list[Gap]:
+        """Read the missing pages by drgn; return the remaining gaps."""
+        page_size = found.page_size
         gaps = [
             Gap(index * page_size, page_size, "unreadable")
-            for index, page in enumerate(pages)
-            if page == CUT_OFF
+            for index in np.flatnonzero(found.states == CUT).tolist()
         ]
-        numbered = enumerate(pages)
-        for is_unknown, run in groupby(numbered, key=lambda item: item[1] is None):
-            if not is_unknown:
-                continue
-            indices = [index for index, _ in run]
-            start, size = indices[0] * page_size, len(indices) * page_size
-            data, more = self._reader.read_around_gaps(address + start, size, page_size)
-            filled[start : start + size] = data
+        left = np.diff(found.states == LEFT, prepend=False, append=False)
+        edges = (np.flatnonzero(left) * page_size).tolist()
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            data, more = self._reader.read_around_gaps(
+                address + start, end - start, page_size
+            )
+            found.data[start:end] = data
             gaps += (Gap(start + gap.offset, gap.size, gap.reason) for gap in more)
-        return filled, sorted(gaps, key=lambda gap: gap.offset)
+        return sorted(gaps, key=lambda gap: gap.offset)
 
-    def _is_right(
-        self, address: int, pages: list[bytes | None], page_size: int
-    ) -> bool:
+    def _is_right(self, address: int, found: PageData) -> bool:
         """Check once that the first page read in bulk is the same as drgn's."""
-        if self._is_checked:
+        here = np.flatnonzero(found.states == HERE)
+        if self._is_checked or not len(here):
             return True
-        for index, page in enumerate(pages):
-            if not page:
-                continue
-            self._is_checked = True
-            try:
-                start = address + index * page_size
-                expected: bytes = self._reader.prog.read(start, page_size)
-            except UNREADABLE:
-                return False
-            return page == expected
-        return True
+        self._is_checked = True
+        start = int(here[0]) * found.page_size
+        try:
+            expected: bytes = self._reader.prog.read(address + start, found.page_size)
+        except UNREADABLE:
+            return False
+        return found.data[start : start + found.page_size] == expected
 
 
 def _find_source(prog: Program) -> _Source | None:

@@ -5,6 +5,8 @@
 Pages that libkdumpfile must not read are kept from it.
 """
 
+import ctypes
+import functools
 import os
 import weakref
 import zlib
@@ -18,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import FaultError, Program
 
+from msatools import native
 from msatools.errors import DamagedDataError
 from msatools.program import formats
 from msatools.program.formats import Kdump, ReadAt, read_exactly, reader_of, unflattened
@@ -26,8 +29,8 @@ from msatools.selfdesc.find import ask
 
 # --- Decompression of a kdump's pages, by the fastest library for each format.
 #
-# The libraries are the optional extra fast. A dump whose library is not installed is
-# left to libkdumpfile.
+# It stands in for the part in C. The libraries are the optional extra fast. Without
+# them, too, a dump is left to libkdumpfile.
 
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -127,16 +130,19 @@ def _snappy(page_size: int) -> Codec:
 def _zstd(page_size: int) -> Codec:
     import zstandard
 
-    # libzstd compresses a page to a single-segment frame without checksum and
-    # dictionary, with the content size in 16 bits (RFC 8878, 3.1.1.1).
-    size = (page_size - _ZSTD_SIZE_BIAS).to_bytes(2, "little")
     decompress = partial(
         zstandard.ZstdDecompressor().decompress,
         max_output_size=page_size,
         allow_extra_data=False,
     )
-    start = _ZSTD_MAGIC + _ZSTD_DESCRIPTOR + size
-    return Codec(decompress, (zstandard.ZstdError,), start)
+    return Codec(decompress, (zstandard.ZstdError,), _zstd_start(page_size))
+
+
+def _zstd_start(page_size: int) -> bytes:
+    # libzstd compresses a page to a single-segment frame without checksum and
+    # dictionary, with the content size in 16 bits (RFC 8878, 3.1.1.1).
+    size = (page_size - _ZSTD_SIZE_BIAS).to_bytes(2, "little")
+    return _ZSTD_MAGIC + _ZSTD_DESCRIPTOR + size
 
 
 def _varint(number: int) -> bytes:
@@ -155,6 +161,201 @@ _CODECS: dict[str, Callable[[int], Codec]] = {
     "snappy": _snappy,
     "zstd": _zstd,
 }
+
+
+# --- Decompression of many pages at once, by the part in C (_kdump.c) if it was built.
+
+
+_VERSION = 1
+
+_ZSTD = "libzstd.so.1"
+"""The system's library: package managers and systemd need it as well."""
+
+
+class Form(NamedTuple):
+    """How the pages of a dump are stored."""
+
+    compression: str
+    """Its name in :mod:`msatools.program.formats`."""
+
+    flag: int
+    """Its flag in descriptors of pages."""
+
+    page_size: int
+    file_size: int
+
+
+LEFT, HERE, CUT = range(3)
+"""States of a page: left to libkdumpfile, as it is not kept, damaged, or unknown here;
+read; and beyond the end of the file."""
+
+
+class Room(NamedTuple):
+    """Where pages go."""
+
+    data: npt.NDArray[np.uint8]
+    """A row of bytes for each page: zeros unless it is :data:`HERE`."""
+
+    states: npt.NDArray[np.uint8]
+
+
+Descriptors = npt.NDArray[np.int64]
+"""Three words of each ``struct page_desc``: offset; size and flags, of 32 bits each;
+flags of the page. Of unsigned numbers, negative ones are impossible."""
+
+Unpack = Callable[[Descriptors, Callable[[int, int], bytes], Room], None]
+"""Reads and decompresses the pages of at most :data:`_BATCH` descriptors. It is given a
+function that reads as many bytes from an offset on; fewer if the disk fails."""
+
+
+def find_unpack(form: Form) -> Unpack | None:
+    """
+    Find how pages are read and decompressed.
+
+    The result must not be used by two threads at once.
+
+    :return: ``None`` if nothing that knows the compression is installed.
+    """
+    is_stored = form.compression == formats.UNCOMPRESSED
+    if not is_stored and form.compression not in _CODECS:
+        return None
+    loaded = library()
+    if loaded is not None:
+        method = _Method(form.flag, form.page_size, form.file_size, _MAX_GAP)
+        if form.compression != "zstd" or _set_zstd(method):
+            return _InC(loaded, method)
+    codec = find_codec(form.compression, form.page_size)
+    if codec is None and not is_stored:
+        return None
+    return functools.partial(_unpack_in_python, form, codec)
+
+
+class _Method(ctypes.Structure):
+    """``struct method``."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int64),
+        ("page_size", ctypes.c_int64),
+        ("file_size", ctypes.c_int64),
+        ("gap", ctypes.c_int64),
+        ("zstd", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("start", ctypes.c_char_p),
+        ("start_size", ctypes.c_int64),
+    )
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the part in C; ``None`` if it was not built, or is not wanted."""
+    return _loaded() if native.is_wanted() else None
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL | None:
+    loaded = native.load("msatools.program._kdump", "msa_kdump_version", _VERSION)
+    if loaded is None:
+        return None
+    method, here = ctypes.POINTER(_Method), ctypes.c_void_p
+    number = ctypes.c_int64
+    loaded.msa_kdump_plan.argtypes = method, here, number, here, here, here
+    loaded.msa_kdump_plan.restype = number
+    loaded.msa_kdump_unpack.argtypes = (
+        *(method, here, number, number),
+        *(here, number, here, here),
+    )
+    loaded.msa_kdump_unpack.restype = None
+    return loaded
+
+
+def _set_zstd(method: _Method) -> bool:
+    """Set what the part in C needs of libzstd; return whether it is there."""
+    try:
+        library = ctypes.CDLL(_ZSTD)
+        create, free = library.ZSTD_createDCtx, library.ZSTD_freeDCtx
+        method.zstd = ctypes.cast(library.ZSTD_decompressDCtx, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return False
+    create.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    method.context = create()
+    if not method.context:
+        return False
+    weakref.finalize(method, free, method.context)
+    method.start = _zstd_start(method.page_size)
+    method.start_size = len(method.start)
+    return True
+
+
+class _InC:
+    """Reads and decompresses pages by the part in C."""
+
+    def __init__(self, loaded: ctypes.CDLL, method: _Method) -> None:
+        self._plan, self._unpack = loaded.msa_kdump_plan, loaded.msa_kdump_unpack
+        self._method = method
+        # struct block, and struct run.
+        self._blocks = np.empty((2 * _BATCH, 4), np.int64)
+        self._runs = np.empty((_BATCH, 4), np.int64)
+        self._at = self._blocks.ctypes.data, self._runs.ctypes.data
+
+    def __call__(
+        self, words: Descriptors, read: Callable[[int, int], bytes], room: Room
+    ) -> None:
+        method, (blocks, runs) = self._method, self._at
+        data, states = room.data.ctypes.data, room.states.ctypes.data
+        words = np.ascontiguousarray(words)
+        found = self._plan(method, words.ctypes.data, len(words), blocks, runs, states)
+        known = 0
+        for first, last, start, end in self._runs[:found].tolist():
+            part = read(start, end - start)
+            here = blocks + first * self._blocks.strides[0]
+            self._unpack(
+                *(method, part, start, len(part)), *(here, last - first, data, states)
+            )
+            known += last - first
+        if known < len(words):
+            room.data[room.states != HERE] = 0
+
+
+def _unpack_in_python(
+    form: Form,
+    codec: Codec | None,
+    words: Descriptors,
+    read: Callable[[int, int], bytes],
+    room: Room,
+) -> None:
+    offsets, sizes, flags = words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32
+    cut_off = (offsets < 0) | (sizes > 0) & (offsets > form.file_size - sizes)
+    is_plain = (flags == 0) & (sizes == form.page_size)
+    # A compressed page is never longer than the page.
+    is_compressed = (sizes > 0) & (sizes <= form.page_size) & (flags != 0)
+    known = (is_plain | is_compressed & (flags == form.flag)) & ~cut_off
+    room.data[:] = 0
+    room.states[:] = np.where(cut_off, CUT, LEFT)
+    rows = np.flatnonzero(known)
+    rows = rows[np.argsort(offsets[rows], kind="stable")]
+    starts, ends = offsets[rows], offsets[rows] + sizes[rows]
+    for run, start, end in _runs(starts, ends):
+        data = read(start, end - start)
+        columns = rows[run], starts[run] - start, ends[run] - start, flags[rows[run]]
+        for row, first, last, flag in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            page = data[first:last]
+            if flag:
+                page = _decompressed(codec, page)
+            # A block is short if the disk failed.
+            if len(page) == form.page_size:
+                room.data[row] = np.frombuffer(page, np.uint8)
+                room.states[row] = HERE
+
+
+def _decompressed(codec: Codec | None, block: bytes) -> bytes:
+    """Decompress a block; nothing if it is damaged."""
+    if codec is None or not block.startswith(codec.start):
+        return b""
+    try:
+        return codec.decompress(block)
+    except codec.errors:
+        return b""
 
 
 # --- The table of page descriptors of a kdump, and a check of all of it.
@@ -313,12 +514,44 @@ _MAX_GAP = 16384
 """Number of bytes that are faster to read in vain than by another system call."""
 
 
-class _Descriptors(NamedTuple):
-    """Fields of ``struct page_desc``; negative if they are damaged."""
+# Without zeros, which take as long as decompressing some of the pages.
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.argtypes = ctypes.c_char_p, ctypes.c_ssize_t
+_new_bytearray.restype = ctypes.py_object
 
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    flags: npt.NDArray[np.int64]
+
+class PageData(NamedTuple):
+    """Pages in one piece of memory."""
+
+    data: bytearray
+    """Page after page; zeros instead of those that are not :data:`HERE`."""
+
+    states: npt.NDArray[np.uint8]
+    """:data:`LEFT`, :data:`HERE` or :data:`CUT`, for each page."""
+
+    page_size: int
+
+    @classmethod
+    def empty(cls, count: int, page_size: int) -> "PageData":
+        """Return room for pages, all :data:`LEFT`; what is in them has to be set."""
+        data: bytearray = _new_bytearray(None, count * page_size)
+        return cls(data, np.zeros(count, np.uint8), page_size)
+
+    def room(self) -> Room:
+        """Return the pages as rows, to be set."""
+        rows = np.frombuffer(self.data, np.uint8).reshape(-1, self.page_size)
+        return Room(rows, self.states)
+
+    def listed(self) -> list[bytes | None]:
+        """Return each page as :meth:`KdumpPages.read` does."""
+        data, size = memoryview(self.data), self.page_size
+        instead = {LEFT: None, CUT: CUT_OFF}
+        return [
+            bytes(data[row * size : (row + 1) * size])
+            if state == HERE
+            else instead[state]
+            for row, state in enumerate(self.states.tolist())
+        ]
 
 
 class LeftToDrgnError(Exception):
@@ -357,10 +590,13 @@ class KdumpPages:
             raise LeftToDrgnError("a kdump of a kind that is not read in bulk")
         self.page_size = header.block_size
         # A page is compressed with the dump's method, or stored if that saves nothing.
-        self._codec = find_codec(header.compression, self.page_size)
-        if self._codec is None and header.compression != formats.UNCOMPRESSED:
+        flag = header.compression_flag
+        unpack = find_unpack(
+            Form(header.compression, flag, self.page_size, self._file_size)
+        )
+        if unpack is None:
             raise LeftToDrgnError(f"no library for {header.compression} is installed")
-        self._flag = header.compression_flag
+        self._unpack = unpack
         half = header.bitmap_size // 2
         if not 0 < header.max_pfn <= half * 8:
             raise DamagedDataError(
@@ -388,18 +624,28 @@ class KdumpPages:
             wheel). ``None`` if it is left to libkdumpfile: not kept, damaged, or
             unknown here.
         """
-        pages: list[bytes | None] = []
+        return self.read_together(pfns).listed()
+
+    def read_together(self, pfns: Pfns) -> "PageData":
+        """Read pages as :meth:`read` does, into one piece of memory."""
+        found = PageData.empty(len(pfns), self.page_size)
+        room = found.room()
         for first in range(0, len(pfns), _BATCH):
-            indices = self._indices(pfns[first : first + _BATCH])
+            here = slice(first, first + _BATCH)
+            part = Room(room.data[here], room.states[here])
+            indices = self._indices(pfns[here])
             if indices[0] >= 0 and (indices[1:] > indices[:-1]).all():
                 # The usual case: contiguous memory.
-                pages += self._pages_at(indices)
+                self._read_at(indices, part)
                 continue
             needed, rows = np.unique(indices, return_inverse=True)
+            once = PageData.empty(len(needed), self.page_size).room()
             missing = int(np.count_nonzero(needed < 0))
-            found = [None] * missing + self._pages_at(needed[missing:])
-            pages += [found[row] for row in rows.tolist()]
-        return pages
+            once.data[:missing] = 0
+            kept = slice(missing, None)
+            self._read_at(needed[kept], Room(once.data[kept], once.states[kept]))
+            part.data[:], part.states[:] = once.data[rows], once.states[rows]
+        return found
 
     def is_kept(self, pfn: int) -> bool:
         """Return whether the dump has a page, sound or not."""
@@ -429,13 +675,21 @@ class KdumpPages:
 
     def _indices(self, pfns: Pfns) -> npt.NDArray[np.int64]:
         """Find the index of each page's descriptor in the table; < 0 if not kept."""
+        lowest, highest = int(pfns.min()), int(pfns.max())
+        piece = lowest >> _PIECE_SHIFT
+        is_inside = self.pfns.start <= lowest and highest < self.pfns.stop
+        if is_inside and piece == highest >> _PIECE_SHIFT:
+            found: npt.NDArray[np.int64] = self._piece(piece)[
+                pfns & ((1 << _PIECE_SHIFT) - 1)
+            ]
+            return found - self._before_part
         indices = np.full(len(pfns), -1, np.int64)
         known = (pfns >= self.pfns.start) & (pfns < self.pfns.stop)
         pieces = pfns >> _PIECE_SHIFT
         for piece in sorted({*pieces[known].tolist()}):
             here = known & (pieces == piece)
-            found = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
-            indices[here] = found - self._before_part
+            there = self._piece(piece)[pfns[here] & ((1 << _PIECE_SHIFT) - 1)]
+            indices[here] = there - self._before_part
         return indices
 
     def _kept_below(self, pfn: int) -> int:
@@ -459,50 +713,29 @@ class KdumpPages:
             self._pieces[piece] = indices
         return indices
 
-    def _pages_at(self, indices: npt.NDArray[np.int64]) -> list[bytes | None]:
+    def _read_at(self, indices: npt.NDArray[np.int64], room: Room) -> None:
         """Read the pages whose descriptors have these ascending indices."""
-        table = self._descriptors(indices)
-        cut_off = self._is_cut_off(table)
-        rows = np.flatnonzero(self._is_known(table) & ~cut_off)
-        rows = rows[np.argsort(table.offsets[rows], kind="stable")]
-        offsets, sizes, flags = (column[rows] for column in table)
-        ends = offsets + sizes
-        pages: list[bytes | None] = [None] * len(indices)
-        for row in np.flatnonzero(cut_off).tolist():
-            pages[row] = CUT_OFF
-        for run, start, end in _runs(offsets, ends):
-            data = self._read(start, end - start, self._read_pages)
-            here = (offsets[run] - start).tolist(), (ends[run] - start).tolist()
-            blocks = [data[first:last] for first, last in zip(*here, strict=True)]
-            found = self._pages_of(blocks, flags[run])
-            for row, page in zip(rows[run].tolist(), found, strict=True):
-                pages[row] = page
-        return pages
+        if len(indices):
+            self._unpack(self._descriptors(indices), self._read_data, room)
 
-    def _is_cut_off(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
-        """Return which pages are not completely in the file."""
-        offsets, sizes, _ = table
-        return (offsets < 0) | (sizes > 0) & (offsets > self._file_size - sizes)
-
-    def _is_known(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
-        """Return which pages can be read here."""
-        _, sizes, flags = table
-        is_plain = (flags == 0) & (sizes == self.page_size)
-        # A compressed page is never longer than the page.
-        is_compressed = (sizes > 0) & (sizes <= self.page_size) & (flags != 0)
-        known: npt.NDArray[np.bool_] = is_plain | is_compressed & (flags == self._flag)
-        return known
-
-    def _descriptors(self, indices: npt.NDArray[np.int64]) -> "_Descriptors":
+    def _descriptors(self, indices: npt.NDArray[np.int64]) -> Descriptors:
         """Read descriptors by ascending index; zero beyond the end of the file."""
-        words = np.zeros((len(indices), _WORDS), np.int64)
-        starts = self._table_offset + indices * DESCRIPTOR_BYTES
+        count, first = len(indices), int(indices[0])
+        if int(indices[-1]) - first == count - 1:
+            return self._table(first * DESCRIPTOR_BYTES, count * DESCRIPTOR_BYTES)
+        words = np.empty((count, _WORDS), np.int64)
+        starts = indices * DESCRIPTOR_BYTES
         for run, start, end in _runs(starts, starts + DESCRIPTOR_BYTES):
-            data = self._read(start, end - start).ljust(end - start, b"\0")
             rows = (starts[run] - start) // DESCRIPTOR_BYTES
-            words[run] = np.frombuffer(data, "<i8").reshape(-1, _WORDS).take(rows, 0)
-        # Offset; size and flags, of 32 bits each; page flags.
-        return _Descriptors(words[:, 0], words[:, 1] & 0xFFFFFFFF, words[:, 1] >> 32)
+            words[run] = self._table(start, end - start).take(rows, 0)
+        return words
+
+    def _table(self, start: int, size: int) -> Descriptors:
+        data = self._read(self._table_offset + start, size).ljust(size, b"\0")
+        return np.frombuffer(data, "<i8").reshape(-1, _WORDS)
+
+    def _read_data(self, start: int, size: int) -> bytes:
+        return self._read(start, size, self._read_pages)
 
     def _read(self, start: int, size: int, read: ReadAt | None = None) -> bytes:
         """Read from the file; less or nothing if the disk fails."""
@@ -510,37 +743,6 @@ class KdumpPages:
             return (read or self._read_file)(start, size)
         except OSError:
             return b""
-
-    def _pages_of(
-        self, blocks: list[bytes], flags: npt.NDArray[np.int64]
-    ) -> list[bytes | None]:
-        """Return the pages in these blocks of the file."""
-        if flags.all():
-            return self._decompressed(blocks)
-        pairs = list(zip(blocks, flags.tolist(), strict=True))
-        pages = iter(self._decompressed([block for block, flag in pairs if flag]))
-        # A block is short if the disk failed.
-        return [
-            next(pages) if flag else block if len(block) == self.page_size else None
-            for block, flag in pairs
-        ]
-
-    def _decompressed(self, blocks: list[bytes]) -> list[bytes | None]:
-        if self._codec is None:
-            return [None] * len(blocks)
-        decompress, errors, start = self._codec
-        if start:
-            # Every codec rejects an empty block.
-            blocks = [block if block.startswith(start) else b"" for block in blocks]
-        pages: list[bytes | None] = []
-        for block in blocks:
-            try:
-                page = decompress(block)
-            except errors:
-                pages.append(None)
-            else:
-                pages.append(page if len(page) == self.page_size else None)
-        return pages
 
 
 class SplitPages:
@@ -557,14 +759,18 @@ class SplitPages:
 
     def read(self, pfns: Pfns) -> list[bytes | None]:
         """Read pages, as :meth:`KdumpPages.read` does."""
-        pages: list[bytes | None] = [None] * len(pfns)
+        return self.read_together(pfns).listed()
+
+    def read_together(self, pfns: Pfns) -> PageData:
+        """Read pages, as :meth:`KdumpPages.read_together` does."""
+        found = PageData.empty(len(pfns), self.page_size)
+        all_data, all_states = found.room()
         numbers = self._numbers(pfns)
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
-            found = self._parts[number].read(pfns[rows])
-            for row, page in zip(rows.tolist(), found, strict=True):
-                pages[row] = page
-        return pages
+            room = self._parts[number].read_together(pfns[rows]).room()
+            all_data[rows], all_states[rows] = room
+        return found
 
     def is_kept(self, pfn: int) -> bool:
         """Return whether the dump has a page, sound or not."""

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How fast the memmap of a compressed dump is read, beside libkdumpfile."""
+"""How fast the memmap of a compressed dump is read, beside libkdumpfile.
+
+Alone: ``python -m tests.bench.kdumppages memory-6.12``.
+"""
+
+import sys
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
@@ -8,7 +13,7 @@ from msatools.kernel.report import LossLog
 from msatools.memory.classes import page_layout
 from msatools.memory.memmap import CHUNK_BYTES, BulkReader, memmap_ranges
 from msatools.program import TargetSpec, open_target
-from tests.bench.timing import beside, medians
+from tests.bench.timing import beside, minima
 
 FORMATS = ("kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")
 
@@ -17,9 +22,7 @@ _PAGE = 4096
 
 def compare(run: lab.Run, rounds: int) -> None:
     """Time both in turn on each format, and print speeds and ratios."""
-    print(
-        f"{run.release}, its memmap from kdumps, {rounds} rounds, medians of CPU time"
-    )
+    print(f"{run.release}, its memmap from kdumps, {rounds} rounds, minima of CPU time")
     print(f"{'FORMAT':16}{'libkdumpfile':>14}{'in bulk':>14}{'ratio':>8}")
     for format in FORMATS:
         theirs, ours = _time(run, format, rounds)
@@ -43,13 +46,13 @@ def _time(run: lab.Run, format: str, rounds: int) -> tuple[float, float]:
     pages = sum(size for _, size in pieces) // _PAGE
     bulk = BulkReader.of(reader)
     if not bulk.in_bulk:
-        raise SystemExit(f"{format} is not read in bulk: pip install '.[fast]'")
+        raise SystemExit(f"{format} is not read in bulk: no compiler?")
 
     def read_all(one: Reader | BulkReader) -> None:
         for at, size in pieces:
             one.read_around_gaps(at, size, _PAGE)
 
-    took = medians(
+    took = minima(
         {
             "libkdumpfile": (lambda: read_all(reader), pages),
             "in bulk": (lambda: read_all(bulk), pages),
@@ -57,3 +60,7 @@ def _time(run: lab.Run, format: str, rounds: int) -> tuple[float, float]:
         rounds,
     )
     return took["libkdumpfile"], took["in bulk"]
+
+
+if __name__ == "__main__":
+    compare(lab.build(sys.argv[1]), rounds=7)

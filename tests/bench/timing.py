@@ -52,6 +52,19 @@ def medians(
 
     :param children: Whether it is processes that do it, which have ended then.
     """
+    seconds = _seconds(contenders, rounds, children)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def minima(contenders: Mapping[str, Contender], rounds: int) -> dict[str, float]:
+    """Give the least seconds of CPU that each contender takes for one thing."""
+    seconds = _seconds(contenders, rounds, children=False)
+    return {name: min(times) for name, times in seconds.items()}
+
+
+def _seconds(
+    contenders: Mapping[str, Contender], rounds: int, children: bool
+) -> dict[str, list[float]]:
     clock = _of_children if children else time.process_time
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _, (name, (work, things)) in itertools.product(
@@ -60,7 +73,7 @@ def medians(
         start = clock()
         work()
         seconds[name].append((clock() - start) / things)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return seconds
 
 
 def _of_children() -> float:

@@ -14,7 +14,7 @@ from msatools.memory import memmap
 from msatools.memory.classes import page_layout
 from msatools.memory.memmap import CHUNK_BYTES, BulkReader, memmap_ranges
 from msatools.program import TargetSpec, open_target
-from msatools.program.kdump_pages import CUT_OFF, KdumpPages, Pfns
+from msatools.program.kdump_pages import CUT, LEFT, KdumpPages, PageData, Pfns
 from msatools.program.linear import VmallocTables, page_tables
 from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
@@ -79,19 +79,22 @@ def test_formats_that_are_left_to_drgn(small: lab.Run, format: str) -> None:
 
 
 class Holes:
-    """Pages of a dump with some replaced.
+    """Pages of a dump without some.
 
-    :param lost: index in the pages read -> replacement, None for a page left to drgn
+    :param lost: index in the pages read -> state
     """
 
-    def __init__(self, pages: KdumpPages, lost: dict[int, bytes | None]) -> None:
+    def __init__(self, pages: KdumpPages, lost: dict[int, int]) -> None:
         self.page_size = pages.page_size
         self._pages = pages
         self._lost = lost
 
-    def read(self, pfns: Pfns) -> list[bytes | None]:
-        found = self._pages.read(pfns)
-        return [self._lost.get(i, page) for i, page in enumerate(found)]
+    def read_together(self, pfns: Pfns) -> PageData:
+        found = self._pages.read_together(pfns)
+        for index, state in self._lost.items():
+            found.states[index] = state
+            found.data[index * PAGE : (index + 1) * PAGE] = bytes(PAGE)
+        return found
 
 
 def test_pages_that_drgn_must_read(
@@ -99,7 +102,7 @@ def test_pages_that_drgn_must_read(
 ) -> None:
     address, size = pieces(reader)[0]
     expected = reader.read(address, size)
-    left_to_drgn = dict.fromkeys([0, 1, 5, size // PAGE - 1])
+    left_to_drgn = dict.fromkeys([0, 1, 5, size // PAGE - 1], LEFT)
     monkeypatch.setattr(
         memmap, "KdumpPages", lambda path: Holes(KdumpPages(path), {**left_to_drgn})
     )
@@ -114,7 +117,7 @@ def test_gaps_are_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> N
     """Pages that are cut off are unreadable; drgn has the reason for missing ones."""
     start, size = pieces(reader)[0]
     vmemmap = start - (1 << 30)
-    lost = {2: CUT_OFF, 3: CUT_OFF, 9: None}
+    lost = {2: CUT, 3: CUT, 9: LEFT}
     monkeypatch.setattr(
         memmap, "KdumpPages", lambda path: Holes(KdumpPages(path), lost)
     )

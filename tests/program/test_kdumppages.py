@@ -5,6 +5,7 @@
 import errno
 import os
 import random
+import shutil
 import struct
 import sys
 import zlib
@@ -17,7 +18,9 @@ from lzallright import LZOCompressor, LZOError
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
+from msatools import native
 from msatools.errors import DamagedDataError
+from msatools.program import kdump_pages
 from msatools.program.kdump_pages import (
     CUT_OFF,
     KdumpPages,
@@ -71,6 +74,16 @@ def compare(path: Path, pfns: Pfns) -> int:
     return len(pages) - pages.count(None)
 
 
+@pytest.fixture(params=["in C", "in Python"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Decompress by the part in C if it was built, or by Python's libraries."""
+    by: str = request.param
+    if by == "in Python":
+        monkeypatch.setenv(native.SWITCH, "no")
+    return by
+
+
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format(format: str) -> None:
     path = lab.build("barepages-6.12").dump(format)
@@ -88,6 +101,7 @@ def test_every_format(format: str) -> None:
     assert 2000 <= compare(path, pfns) < len(pfns)
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("name", DEMOS)
 def test_every_page_of_the_demos(name: str) -> None:
     layout = Layout(DEMOS[name].core)
@@ -162,6 +176,7 @@ def test_bitmaps_that_are_cut_off(tmp_path: Path) -> None:
             KdumpPages(str(copied(DEMO, tmp_path, {BITMAP_BLOCKS: large})))
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("format", FORMATS[:5])
 def test_pages_past_the_end_are_cut_off(format: str, tmp_path: Path) -> None:
     """Pages before the end are read. libkdumpfile returns zeros past it, or crashes."""
@@ -194,6 +209,7 @@ def test_descriptors_that_are_cut_off(tmp_path: Path) -> None:
     assert found[10:] == [None] * (len(found) - 10)
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize(
     ("descriptor", "found"),
     [
@@ -222,6 +238,7 @@ def test_invalid_descriptor(
     assert KdumpPages(str(copy)).read(layout.kept[:2]) == [found, second]
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("format", [*FORMATS[:5], "demo"])
 def test_damage(format: str, tmp_path: Path) -> None:
     """With random bytes changed, a page is None, cut off, or as by libkdumpfile."""
@@ -269,6 +286,7 @@ def test_damage(format: str, tmp_path: Path) -> None:
     assert lost > 50 or format == "kdump-raw"
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("limit", [0, 1000])
 @pytest.mark.parametrize("format", ["kdump-lzo", "kdump-raw"])
 def test_disk_that_fails(
@@ -294,23 +312,68 @@ def test_disk_that_fails(
     assert pages.read(pfns) == [None]
 
 
-@pytest.mark.parametrize("compression", ["zlib", "lzo", "snappy", "zstd"])
+@pytest.fixture
+def no_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have none that decompresses installed, but zlib, which is in Python."""
+    for name in ("zlib_ng", "lzallright", "cramjam", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(kdump_pages, "_ZSTD", "libnotthere.so.1")
+
+
+def said_to_be(compression: str, tmp_path: Path) -> Path:
+    """Return a dump whose header names a compression."""
+    flag = {"zlib": 1, "lzo": 2, "snappy": 4, "zstd": 0x20}[compression]
+    return copied(DEMO, tmp_path, {STATUS: struct.pack("<I", flag)})
+
+
+@pytest.mark.usefixtures("no_libraries")
+@pytest.mark.parametrize("compression", ["lzo", "snappy", "zstd"])
 def test_missing_library(
     compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dump whose library is missing is left to libkdumpfile; zlib is in Python."""
-    for name in ("zlib_ng", "lzallright", "cramjam", "zstandard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    flag = {"zlib": 1, "lzo": 2, "snappy": 4, "zstd": 0x20}[compression]
-    copy = copied(DEMO, tmp_path, {STATUS: struct.pack("<I", flag)})
-    if compression == "zlib":
-        kept = Layout(DEMO).kept
-        assert compare(DEMO, kept) == len(kept)
-        return
+    """A dump whose library is missing is left to libkdumpfile."""
+    monkeypatch.setenv(native.SWITCH, "no")
     with pytest.raises(LeftToDrgnError, match=f"no library for {compression}"):
-        KdumpPages(str(copy))
+        KdumpPages(str(said_to_be(compression, tmp_path)))
 
 
+@pytest.mark.usefixtures("no_libraries", "by")
+def test_zlib_needs_no_library() -> None:
+    kept = Layout(DEMO).kept
+    assert compare(DEMO, kept) == len(kept)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
+@pytest.mark.usefixtures("no_libraries")
+@pytest.mark.parametrize("compression", ["lzo", "snappy", "zstd"])
+def test_the_part_in_c_needs_no_library(compression: str, tmp_path: Path) -> None:
+    """But libzstd, without which Python's is asked for."""
+    if compression == "zstd":
+        with pytest.raises(LeftToDrgnError, match="no library for zstd"):
+            KdumpPages(str(said_to_be(compression, tmp_path)))
+        return
+    path = lab.build("barepages-6.12").dump(f"kdump-{compression}")
+    kept = Layout(path).kept[:2000]
+    assert compare(path, kept) == len(kept)
+
+
+def test_descriptors_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages may lie anywhere in the file, also several at one place."""
+    layout = Layout(DEMO)
+    count = min(len(layout.kept), 2000)
+    rows = random.Random(0).choices(range(count), k=count)
+    table = b"".join(DESCRIPTOR.pack(*layout.descriptors[row]) for row in rows)
+    copy = copied(DEMO, tmp_path, {layout.table_offset: table})
+    pages = KdumpPages(str(DEMO)).read(layout.kept[:count])
+    expected = [pages[row] for row in rows]
+    assert KdumpPages(str(copy)).read(layout.kept[:count]) == expected
+    monkeypatch.setenv(native.SWITCH, "no")
+    assert KdumpPages(str(copy)).read(layout.kept[:count]) == expected
+
+
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize(
     ("format", "block"),
     [
