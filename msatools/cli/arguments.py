@@ -197,6 +197,9 @@ class Command(Struct, Generic[R], frozen=True, kw_only=True):
     checks: "Callable[[], Sequence[Check]]" = lambda: ()
     """Returns what ``--self-check`` compares, besides how memory is read."""
 
+    reads_logs: bool = False
+    """Whether its target may be a kernel's log, and ``-`` is standard input."""
+
     explains_kernel: bool = False
     """Whether ``--why`` looks at the target, where one is named: what the names mean
     depends on it."""

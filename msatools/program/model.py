@@ -132,7 +132,7 @@ def losses_refused(
 # --- Description of the target in every report.
 
 
-Kind = Literal["elf", "kdump", "raw", "kcore", "qmp"]
+Kind = Literal["elf", "kdump", "raw", "kcore", "qmp", "log"]
 Types = Literal["dwarf", "btf"]
 
 
@@ -188,6 +188,29 @@ _CAPABILITIES: dict[Types, Capabilities] = {
 }
 
 
+class LogSpan(Struct, frozen=True):
+    """Which part of a text a kernel's log is."""
+
+    lines: int
+    """Lines of the whole text."""
+
+    first_line: int
+    """Number of the first line that is of this boot, from 1."""
+
+    last_line: int
+
+    begins: str | None
+    """The first time in it, as the text writes it; ``None`` if it has none."""
+
+    ends: str | None
+    """The last time in it."""
+
+    boot: int
+    """Which of several boots in the text this is, from 1."""
+
+    boots: int
+
+
 class Target(Struct, frozen=True):
     """The target kernel, and what it was read from."""
 
@@ -196,12 +219,15 @@ class Target(Struct, frozen=True):
 
     kind: Kind
     live: bool
-    release: str
-    arch: str
-    page_size: int
+    release: str | None
+    """``None`` if a log does not say it."""
 
-    types: Types
-    """Source of types and symbols of the kernel proper."""
+    arch: str | None
+    page_size: int
+    """In bytes; of a log, that of x86 if the log does not say it."""
+
+    types: Types | None
+    """Source of types and symbols of the kernel proper; ``None`` for a log."""
 
     dump_level: int | None
     """makedumpfile's ``-d`` bit mask; ``None`` if the format does not store it."""
@@ -213,6 +239,9 @@ class Target(Struct, frozen=True):
 
     format: str = ""
     """Name of the file format, such as ``kdump zlib, flattened``."""
+
+    log: Annotated[LogSpan | None, Mark("added")] = None
+    """Which part of a text it is; of a kernel's log alone."""
 
     bad_descriptors: Annotated[int, UNLISTED] = 0
     """Number of pages of a kdump that are not in the file, or of an impossible size."""
@@ -236,4 +265,4 @@ class Target(Struct, frozen=True):
     @property
     def capabilities(self) -> Capabilities:
         """What the kernel's stack frames show."""
-        return _CAPABILITIES[self.types]
+        return _CAPABILITIES[self.types or "btf"]

@@ -3,7 +3,7 @@
 """Opening of targets: a dump, the running kernel, or a QEMU guest."""
 
 import os
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import drgn
 from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msatools.errors import LOST
 from msatools.program import description, live
 from msatools.program.description import describe_opened
-from msatools.program.dumpfile import DumpFile, os_error, read_dump_file
+from msatools.program.dumpfile import DumpFile, may_be_log, os_error, read_dump_file
 from msatools.program.formats import NAMELESS
 from msatools.program.kdump_pages import (
     set_flat_headers,
@@ -39,6 +39,9 @@ from msatools.selfdesc import (
 )
 from msatools.selfdesc.find import ask
 from msatools.standby import standby_of
+
+if TYPE_CHECKING:
+    from msatools.program.log_text import LogBytes
 
 _PROC = "/proc"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
@@ -76,6 +79,12 @@ class TargetSpec(Struct, frozen=True):
     vmcoreinfo: str | None = None
     """Path of a file with VMCOREINFO; ``None`` to find it in the dump."""
 
+    takes_logs: bool = False
+    """Whether a kernel's log will do, which is a text."""
+
+    text: "LogBytes | None" = None
+    """What standard input had, if that is the target."""
+
     @property
     def is_live(self) -> bool:
         """Whether it is the running kernel, determined without opening it."""
@@ -107,7 +116,19 @@ def _open(spec: TargetSpec, path: str) -> Opened:
     elif spec.is_live:
         prog = _open_kcore(path)
     else:
-        prog, dump = _open_file(path, spec, read_dump_file(path))
+        try:
+            dump = None if spec.text else read_dump_file(path)
+        except NotADumpError:
+            if (log := _open_log(path, spec)) is not None:
+                return log
+            raise
+        if (dump is None or dump.kind == "raw") and (log := _open_log(path, spec)):
+            return log
+        if dump is None:
+            raise NotADumpError(
+                "standard input", "no kernel log", "name a dump by its path"
+            )
+        prog, dump = _open_file(path, spec, dump)
     try:
         with live.kcore_steady(prog), live.qmp_steady(prog):
             try:
@@ -124,6 +145,30 @@ def _open(spec: TargetSpec, path: str) -> Opened:
             return Opened(prog, describe_opened(prog, path, dump))
     except BtfError as error:
         raise damaged_types(path, error) from error
+
+
+def _open_log(path: str, spec: TargetSpec) -> Opened | None:
+    """Open a text as a kernel's log; ``None`` if it is none, or none is wanted."""
+    try:
+        if spec.text is None and not (spec.takes_logs and may_be_log(path)):
+            return None
+    except OSError as error:
+        raise os_error(path, error) from error
+    # Few targets are logs.
+    from msatools.program.log_text import open_log
+
+    opened = open_log(path, spec.text, spec.kernel)
+    for option, is_given in (
+        ("-s", spec.vmlinux is not None),
+        ("--types", spec.types != "auto"),
+        ("--debuginfod", spec.debuginfod),
+        ("--vmcoreinfo", spec.vmcoreinfo is not None),
+    ):
+        if opened is not None and is_given:
+            raise TargetError(
+                path, "a kernel's log, which has no types", f"leave out {option}"
+            )
+    return None if opened is None else Opened(*opened)
 
 
 def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:

@@ -161,10 +161,17 @@ _INVOKED = re.compile(
 _KIND = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<kind>\w+)")
 _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
 _LIMIT = re.compile(r"memory: usage \d+kB, limit \d+kB")
-_OOM_OF_GROUP = re.compile(r"Memory cgroup stats for (?P<path>.*?):")
+_OOM_OF_GROUP = re.compile(
+    # The second is from before f0c867d9588d ("mm, oom: add oom victim's memcg to the
+    # oom context information") (in v5.0), and there it comes first.
+    r"(?:Memory cgroup stats for |Task in .*? killed as a result of limit of )"
+    r"(?P<path>.*?)(?::|$)"
+)
 _KILLED = re.compile(
-    r"(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: "
-    r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<comm>.*?)\)"
+    # Before bbbe48029720 ("mm, oom: remove 'prefer children over parent' heuristic")
+    # (in v5.1) the line on who was chosen came first, and a child might be killed.
+    r"(?:(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: )?"
+    r"Killed process (?P<pid>\d{1,10}),?(?: UID \d+,)? \((?P<comm>.*?)\)"
     r"(?:.*?anon-rss:(?P<anon>\d{1,20})kB)?",
     re.DOTALL,
 )
@@ -285,7 +292,8 @@ def _detail(
         # Only a control group has a limit. A panic comes before its own line.
         return replace(oom, constraint="cgroup")
     if found := _OOM_OF_GROUP.match(line):
-        return replace(oom, constraint="cgroup", cgroup=found["path"])
+        path = oom.cgroup or found["path"]
+        return replace(oom, constraint="cgroup", cgroup=path)
     if found := _KIND.match(line):
         kind = _KINDS.get(found["kind"], "none")
         group = _GROUP.match(line)

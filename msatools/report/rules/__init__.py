@@ -32,6 +32,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
     waits.DEADLOCK,
     waits.IO_STUCK,
     waits.HUNG_TASKS,
+    waits.LOGGED_HUNG,
     waits.FROZEN_FILESYSTEM,
     waits.STOPPED_OWNER,
     waits.POSSIBLE_DEADLOCK,

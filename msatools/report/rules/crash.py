@@ -43,6 +43,7 @@ from msatools.report.rule import (
     nested_text,
     pid_text,
     root_text,
+    said,
     tasks_text,
     unloaded_text,
     unreclaimable,
@@ -76,7 +77,7 @@ def _panic_words(crash: CrashDetails) -> str:
 
 def _panic_evidence(crash: CrashDetails) -> Iterator[str]:
     if crash.message is not None:
-        yield crash.message
+        yield said(crash)
     if gone := unloaded_text(crash):
         yield gone
     if crash.frames and crash.cause != "nmi":
@@ -105,7 +106,7 @@ PANIC = VerdictRule(
     needs=(),
     when=_panic_when,
     severity="critical",
-    confidence="exact",
+    confidence=lambda crash: "exact" if crash.has_panicked else "likely",
     words=_panic_words,
     evidence=_panic_evidence,
     see=_see,
@@ -199,7 +200,7 @@ def _oops_evidence(oopses: _Oopses) -> Iterator[str]:
     for event in oopses.events[:3]:
         pid, comm = _victim(event)
         who = "" if pid is None else f", in {pid_text(pid, comm)}"
-        yield f"{event.message}{who}"
+        yield f"{said(event)}{who}"
     for row in oopses.left[:3]:
         had = "had" if _names_killed(row, oopses.events) else "may have had"
         waiters = tasks_text(((pid, None) for pid in row.waiters), 3)
@@ -292,7 +293,7 @@ def _kernel_warnings_evidence(subject: _Warnings) -> Iterator[str]:
         for place, count in places[:_PLACES]:
             yield f"{count_text(count, 'time')} in {place}"
     elif subject.events:
-        yield subject.events[-1].message
+        yield said(subject.events[-1])
 
 
 KERNEL_WARNINGS = VerdictRule(
