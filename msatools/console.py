@@ -57,11 +57,9 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     # drgn loads the plugins of all installed packages, which takes a tenth of a second,
     # and may fetch debug info. DRGN_PLUGINS=NAME still loads one.
     os.environ.setdefault("DRGN_DISABLE_PLUGINS", "*")
-    from msatools.numpy_threads import allow_one_thread
+    from msatools.registry import GROUPS, allow_one_thread, load, load_group
 
     allow_one_thread()
-    from msatools.registry import GROUPS, load, load_group
-
     if name in GROUPS:
         from msatools.cli.subcommands import run_group
 

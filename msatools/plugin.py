@@ -61,7 +61,7 @@ class LazyCommand:
 
     def run(self, prog: Program, name: str, args: Sequence[str], /, **_: Any) -> Any:
         """Run the command and return its report, which drgn keeps in ``_``."""
-        from msatools.numpy_threads import one_thread
+        from msatools.registry import one_thread
 
         with one_thread():
             # Commands import it when they start.
@@ -101,7 +101,7 @@ def drgn_prog_set(prog: Program) -> None:
 
 def _load_types(prog: Program) -> str:
     """Load the kernel's own types, and return the line that says so."""
-    from msatools.numpy_threads import one_thread
+    from msatools.registry import one_thread
 
     with one_thread():
         from msatools.program import description

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The list of commands, for drgn's prompt, the lab and the tests.
+"""The list of commands, for drgn's prompt, the lab and the tests; how they import numpy.
 
 pyproject.toml lists them, too, to install ``msa-NAME`` (:mod:`msatools.console`).
 """
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +30,6 @@ NAMES = (
 
 def load(name: str) -> "Command[Any]":
     """Import a command, which imports all that it needs."""
-    from msatools.numpy_threads import one_thread
-
     with one_thread():
         command: Command[Any] = import_module(f"msatools.commands.{name}").COMMAND
     return command
@@ -41,3 +43,36 @@ def load_group(name: str) -> "CommandGroup":
     """Import a command with subcommands."""
     group: CommandGroup = import_module(f"msatools.commands.{name}").COMMAND
     return group
+
+
+# --- numpy, without the threads that OpenBLAS starts for matrices.
+#
+# OpenBLAS starts one thread fewer than there are CPUs when numpy is imported, and they
+# spin until they sleep: a tenth of a second of CPU on two cores, more on more. msatools
+# multiplies no matrices, and runs on machines that must not be disturbed.
+#
+# The console scripts set the variable for their process, and all that these start inherit
+# it. drgn's prompt is the user's process, whose environment is passed on to whatever is
+# started there: it is set for the import alone. A program that uses msatools as a library
+# has its own way to import numpy, which stays its own.
+
+
+_VARIABLE = "OPENBLAS_NUM_THREADS"
+
+
+def allow_one_thread() -> None:
+    """Let numpy have one thread in this process and its children, if no one chose."""
+    os.environ.setdefault(_VARIABLE, "1")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let numpy have one thread if it is imported in the block, if no one chose."""
+    if "numpy" in sys.modules or _VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_VARIABLE]

@@ -125,6 +125,9 @@ def find_crash(
     faulty = [] if cause == "nmi" else faulting(frames, cause)
     first = faulty[0] if faulty else None
     cpu, pid, comm = _who(event, trace, target)
+    if cpu is None and panic is not None:
+        # Who reported it, as of a task that hangs.
+        cpu = next((each.cpu for each in panic.backtraces if each.cpu is not None), cpu)
     constraint = log.oom.constraint if log.oom is not None else None
     message = target.crash.message if target.crash and event is None else None
     last = panic or event

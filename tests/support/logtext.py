@@ -129,8 +129,11 @@ LINES: dict[str, Callable[[LogRecord], str]] = {
 def dmesg_json(records: Iterable[LogRecord]) -> str:
     """As dmesg -J."""
     entries = ",".join(
-        '{\n         "pri": %d,\n         "time": %s,\n         "msg": %s\n      }'
-        % (each.facility << 3 | each.level, seconds(each), json.dumps(each.text))
+        "{\n"
+        f'         "pri": {each.facility << 3 | each.level},\n'
+        f'         "time": {seconds(each)},\n'
+        f'         "msg": {json.dumps(each.text)}\n'
+        "      }"
         for each in records
     )
     return f'{{\n   "dmesg": [\n      {entries}\n   ]\n}}\n'
