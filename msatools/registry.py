@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The list of commands, for drgn's prompt, the lab and the tests; how they import numpy.
+"""The list of commands, for drgn's prompt, the lab and the tests; and numpy's import.
 
 pyproject.toml lists them, too, to install ``msa-NAME`` (:mod:`msatools.console`).
 """
@@ -51,10 +51,10 @@ def load_group(name: str) -> "CommandGroup":
 # spin until they sleep: a tenth of a second of CPU on two cores, more on more. msatools
 # multiplies no matrices, and runs on machines that must not be disturbed.
 #
-# The console scripts set the variable for their process, and all that these start inherit
-# it. drgn's prompt is the user's process, whose environment is passed on to whatever is
-# started there: it is set for the import alone. A program that uses msatools as a library
-# has its own way to import numpy, which stays its own.
+# The console scripts set the variable for their process, and all that these start
+# inherit it. drgn's prompt is the user's process, whose environment is passed on to
+# whatever is started there: it is set for the import alone. A program that uses
+# msatools as a library has its own way to import numpy, which stays its own.
 
 
 _VARIABLE = "OPENBLAS_NUM_THREADS"

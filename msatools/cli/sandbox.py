@@ -25,7 +25,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -361,33 +361,3 @@ def _filter(seccomp: ModuleType) -> None:
     # The flags of the newer call are behind a pointer; libraries know both.
     allowed.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     allowed.load()
-
-
-# --- One command in this process, in the sandbox and with its own bounds.
-#
-# Its arguments are PARENT MEMORY SECONDS COMMAND [ARGUMENT...]. It is how msa-fleet has
-# each dump read: PARENT is the process that waits for it.
-
-
-EXIT_NO_SANDBOX = 71
-"""Exit status if the sandbox cannot be set up; <sysexits.h> EX_OSERR."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Give up all that reading does not need, run a command, return its status."""
-    argv = sys.argv[1:] if argv is None else argv
-    parent, memory_bytes, seconds = map(int, argv[:3])
-    name, *arguments = argv[3:]
-    for argument in arguments:
-        formats.copy(argument)
-    try:
-        lock_down(binding(), memory_bytes, seconds)
-    except (OSError, ValueError) as error:
-        print(f"the sandbox cannot be set up: {error}", file=sys.stderr)
-        return EXIT_NO_SANDBOX
-    if os.getppid() != parent:
-        # It ended before it was to take this process with it.
-        return EXIT_NO_SANDBOX
-    from msatools.console import run
-
-    return run(name, arguments)

@@ -61,7 +61,7 @@ def program(module: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-c", f"{code}; sys.exit(main())")
 
 
-BOUNDED = program("msatools.cli.sandbox")
+BOUNDED = program("msatools.console")
 """The program that reads a dump within bounds."""
 
 MAX_OUTPUT_BYTES = 64 << 20

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A program in place of :mod:`msatools.cli.sandbox`: what it does is in the file it reads.
+"""A program in place of :mod:`msatools.console`: what it does is in the file it reads.
 
 A file that starts as a dump is read as ever.
 
@@ -32,7 +32,7 @@ def made_report(**crash: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Do what the first word of the file says."""
-    from msatools.cli.sandbox import lock_down
+    from msatools.console import lock_down
 
     _, memory, seconds, *_, path = sys.argv[1:]
     with open(path, "rb") as dump:
