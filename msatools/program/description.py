@@ -241,6 +241,10 @@ class LogRecord(Struct, frozen=True):
     line: int = 0
     """The line of a text that it is, from 1; 0 if the log was in memory."""
 
+    when: str | None = None
+    """When it was written as a text says, if that is no time since boot; empty if it
+    does not say."""
+
     @property
     def is_kernel(self) -> bool:
         """Whether the kernel itself wrote it.

@@ -63,7 +63,8 @@ _PLAIN_STEP = re.compile(r"\[ *\+(?P<seconds>\d{1,9})\.(?P<micros>\d{6})\] ?")
 """dmesg -H: the minute, then seconds since the line before."""
 
 _WRITER = re.compile(
-    r"(?:(?P<host>[\w.:-]{1,255}) )?"
+    # Some write facility and level in place of the host.
+    r"(?:(?:[a-z]+\d?\.[a-z]+|(?P<host>[\w.:-]{1,255})) )?"
     r"(?P<name>kernel|[^\s:\[]{1,64}(?:\[\d{1,10}\])?): ?"
 )
 """Host and program, as syslog writes them."""
@@ -184,7 +185,7 @@ class LineParser:
     def _writer(self, rest: str) -> re.Match[str] | None:
         """Return who wrote a line; ``None`` if it does not say."""
         found = _WRITER.match(rest)
-        if found is None or (found["host"] not in self._hosts):
+        if found is None or (found["host"] or "") not in self._hosts:
             return None
         return found
 
@@ -389,5 +390,6 @@ def hosts_of(lines: Sequence[str]) -> frozenset[str]:
         if " kernel: " in line[:_BEFORE] and (
             found := re.search(r"(?:^|[\] ])([\w.:-]{1,255}) kernel: ", line[:_BEFORE])
         ):
-            hosts[found[1]] += 1
+            is_facility = re.fullmatch(r"[a-z]+\d?\.[a-z]+", found[1])
+            hosts["" if is_facility else found[1]] += 1
     return frozenset(name for name, _ in hosts.most_common(_MOST_HOSTS))

@@ -7,6 +7,7 @@ kernel is left out. Only msa-report reads them, so that no dump waits for this m
 """
 
 import re
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import BinaryIO, NamedTuple
@@ -51,6 +52,7 @@ _WITNESS = re.compile(
 """Lines that nothing but a kernel writes."""
 
 _PSTORE = re.compile(r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d+) Part(\d+)$")
+_BOOT_MARKS = "-- Boot ", "-- Reboot --"
 _RESET_NS = 10 * NS
 """A clock that falls by so much belongs to another boot."""
 
@@ -187,7 +189,12 @@ def parse_log(text: LogBytes) -> LogText | None:
     kernel = _of_kernel(lines)
     if not kernel or not _is_log(kernel, sum(1 for text in texts if text)):
         return None
-    boots = tuple(_boot(part) for part in _boots(kernel))
+    marks = [
+        number
+        for (number, _), text in zip(raw, texts, strict=True)
+        if text.startswith(_BOOT_MARKS)
+    ]
+    boots = tuple(_boot(part) for part in _boots(kernel, marks))
     levels = any(line.level is not None for line in kernel)
     count = text.skipped_lines + len(raw) - (not texts[-1])
     return LogText(boots, count, text.skipped_bytes, levels)
@@ -243,14 +250,19 @@ def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
     return len(kernel) >= _FEW or len(kernel) >= _SHARE * count
 
 
-def _boots(lines: Sequence[LogLine]) -> Iterator[list[LogLine]]:
-    """Yield the lines of each boot, the oldest first."""
+def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogLine]]:
+    """Yield the lines of each boot, the oldest first.
+
+    :param marks: Numbers of lines that the journal has put between boots.
+    """
     boot: list[LogLine] = []
     highest_ns, has_version = 0, False
     for line in lines:
         is_version = bool(_VERSION.match(line.text))
         ns = line.boot_ns
         fell = ns is not None and ns < highest_ns - _RESET_NS and ns < _RESET_NS
+        if boot and bisect(marks, line.number) > bisect(marks, boot[-1].number):
+            fell = True
         if boot and (fell or (has_version and is_version) or _BOOTING.match(line.text)):
             yield boot
             boot, highest_ns, has_version = [], 0, False
@@ -289,6 +301,7 @@ def _boot(lines: Sequence[LogLine]) -> Boot:
                 cpu=line.cpu,
                 facility=line.facility,
                 line=line.number,
+                when=None if clock == "boot" else line.when,
             )
         )
     times = [line.when for line in lines if line.when]

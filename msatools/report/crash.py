@@ -114,6 +114,9 @@ def find_crash(
     frames = list(trace.frames) if trace else []
     if not frames and panic and (backtrace := panic.backtrace):
         trace, frames = backtrace, list(backtrace.frames)
+    if trace is None and reader is None and event:
+        # Of a stack that is lost at least whose it was.
+        trace = next((each for each in event.backtraces if each.pid is not None), None)
     text = None if reader is None else KernelText(reader, losses)
     if not frames and reader is not None and text is not None:
         frames = _unwound(reader, text)
@@ -416,6 +419,13 @@ def note_log(
         )
     if choice.boot.clock is None:
         losses.note("no-times", "the log has no times: what came when is not known")
+    has_panicked = any(event.is_panic for event in choice.events)
+    if has_crash(choice) and not has_panicked:
+        losses.note(
+            "no-panic",
+            "the log ends in an oops and has no panic: a capture kernel took over, or "
+            "the text is cut off",
+        )
     has_writers = any(
         record.tid is not None or record.cpu is not None
         for record in choice.boot.records

@@ -227,6 +227,7 @@ _MACHINERY = re.compile(
     r"__?warn\w*|warn_slowpath\w*|refcount_warn_saturate|"
     r"__list_(add|del_entry)_valid\w*|usercopy_abort|__check_object_size|"
     r"fortify_panic|__fortify_\w+|__stack_chk_fail|kasan_\w+|__asan_\w+|"
+    r"print_report|print_address_description|"
     r"check_memory_region|"
     r"watchdog_timer_fn|watchdog_overflow_callback|watchdog_hardlockup_\w+|"
     r"check_hung_\w+|watchdog|rcu_sched_clock_irq|check_cpu_stall|"
@@ -406,8 +407,12 @@ _ADDRESSES = re.compile(r"(?:\[<[0-9a-f]{8,16}>\]\s*)+")
 """What stood before each function until v4.10 (bb5e5ce545f2 ("x86/dumpstack: Remove
 kernel text addresses from stack dump")), and still does on some architectures."""
 
-_CALLED = re.compile(r"(?P<function>[A-Za-z_][\w.]*)(?: \[\w+\])? from \w")
-"""A frame of arm: who was called, and from where."""
+_CALLED = re.compile(
+    r"(?P<function>[A-Za-z_][\w.]*)"
+    r"(?: \[\w+\])?(?: from \w| \([\w./-]+:\d+[^)]*\))"
+)
+"""A frame of arm: who was called, and from where; or one with the place in the source
+(scripts/decode_stacktrace.sh)."""
 _USER_RIP = re.compile(r"RIP: 0033:")
 _TRACE = re.compile(r"Call [Tt]race:")
 _JUMP = re.compile(
@@ -599,7 +604,7 @@ class _EventParser:
             elif frame := parse_frame(text.removeprefix(_GUESS)):
                 trace.guesses.append(replace(frame, text=f"{_GUESS}{frame.text}"))
             elif called := _CALLED.match(text):
-                trace.calls.append(Frame(called["function"], called["function"]))
+                trace.calls.append(Frame(called["function"], text))
 
 
 def _event(cause: Cause, line: str, record: LogRecord) -> Event:
@@ -700,7 +705,9 @@ def all_lines(log: Iterable[LogRecord]) -> Iterator[str]:
 
 
 def _lines(record: LogRecord) -> list[str]:
-    stamp = _stamp(record.time_ns)
+    stamp = f"[{record.when or '-'}]"
+    if record.when is None:
+        stamp = _stamp(record.time_ns)
     writer = "" if record.is_kernel else _LINE_OF_PROGRAM
     lines = record.text.expandtabs().split("\n")
     return [f"{stamp} {writer}{line}" for line in lines]

@@ -63,6 +63,7 @@ from msatools.report.rule import (
     worst_first,
 )
 from msatools.report.rules import RULES
+from msatools.report.rules.crash import device_errors
 from msatools.report.summaries import next_steps, section
 from msatools.reports.units import duration
 from msatools.tasks.identity import address_spaces
@@ -221,10 +222,16 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         )
 
     def _last_lines(self, parts: ReportParts) -> tuple[str, ...]:
+        if not parts.lacks_levels:
+            return last_lines(parts.log)
         # Without levels all lines would matter, also of a boot that went well.
-        if parts.lacks_levels and not (parts.events or parts.ooms):
+        lines = [event.line for event in parts.events]
+        lines += (oom.line for oom in parts.ooms)
+        lines += (each.line for each in device_errors(parts))
+        if not lines:
             return ()
-        return last_lines(parts.log)
+        first = min(lines)
+        return last_lines([each for each in parts.log if each.line >= first])
 
     def _verdicts(
         self, parts: ReportParts, rules: Sequence[VerdictRule[Any]]

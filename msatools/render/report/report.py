@@ -275,7 +275,9 @@ def no_verdict_text(report: TriageReport) -> str:
     count = report.checked
     checks = "automatic checks" if count is None else plural(count, "automatic check")
     lost = ""
-    if report.unchecked:
+    if report.target.kind == "log":
+        lost = f" {len(report.unchecked)} more need a dump."
+    elif report.unchecked:
         codes = ", ".join(report.unchecked)
         lost = f" Not tested, as something is missing: {codes}."
     return (

@@ -43,6 +43,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
     cpus.IRQ_IMBALANCE,
     memory.DYING_CGROUPS,
     memory.PAGE_TABLES,
+    crash.DEVICE_ERRORS,
     crash.DUMP_DAMAGED,
     *waits.LOCK_HERD,
     crash.KERNEL_WARNINGS,

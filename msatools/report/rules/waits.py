@@ -298,7 +298,7 @@ def _logged_hung_when(parts: ReportParts) -> Iterator[_LoggedHung]:
 def _logged_hung_words(subject: _LoggedHung) -> str:
     tasks = ((event.pid, event.comm) for event in subject.events)
     return (
-        f"the kernel reported {count_text(len(subject.events), 'hung task')} "
+        f"the kernel reported {count_text(len(subject.events), 'hung task')}, "
         f"{count_text(subject.count, 'time')}: {tasks_text(tasks, 3)}; last "
         f"{ago(subject.parts, subject.events[-1].time_ns)}"
     )
