@@ -42,7 +42,7 @@ _STAMPED = re.compile(
 _BEFORE, _STAMP = 160, 100
 """Most characters of what others have put before the stamp, and of the stamp."""
 
-_OF_JSON = ("{", '"', "}")
+_MAY_BE_JSON = ' {"'
 
 _DATED = tuple(
     re.compile(pattern)
@@ -69,7 +69,7 @@ _WRITER = re.compile(
 )
 """Host and program, as syslog writes them."""
 
-_DECODED = re.compile(r"(?P<facility>[a-z]+\d?) *[.:](?P<level>[a-z]+) *(?:: |$)")
+_DECODED = re.compile(r"(?P<facility>[a-z]+\d?) *[.:](?P<level>[a-z]+) *:?$")
 """dmesg -x: facility and level by name."""
 
 _LEVELS = {"emerg": 0, "panic": 0, "alert": 1, "crit": 2, "err": 3, "error": 3}
@@ -145,20 +145,24 @@ class LineParser:
 
     def parse(self, number: int, line: str) -> LogLine | None:
         """Return the parts of a line; ``None`` if a program wrote it, or nobody."""
-        if line.lstrip().startswith(_OF_JSON) and (
-            found := self._of_json(number, line.strip())
-        ):
-            return found
-        dated = self._dated(line)
-        rest = line[dated.end :] if dated else line
-        writer = self._writer(rest) if dated else None
-        if writer is not None:
-            rest = rest[writer.end() :]
-        stamp = _STAMPED.search(rest, 0, _BEFORE + _STAMP)
+        # Most lines begin with it.
+        stamp, dated, writer, rest = _STAMPED.match(line), None, None, line
+        if stamp is None:
+            if line[:1] in _MAY_BE_JSON and (
+                found := self._of_json(number, line.strip())
+            ):
+                return found
+            dated = self._dated(line)
+            if dated is not None:
+                rest = line[dated.end :]
+                writer = self._writer(rest)
+            if writer is not None:
+                rest = rest[writer.end() :]
+            stamp = _STAMPED.search(rest, 0, _BEFORE + _STAMP) if "[" in rest else None
         if stamp is None or stamp.start() > _BEFORE:
             return _unstamped(number, dated, writer, rest)
         before, rest = rest[: stamp.start()], rest[stamp.end() :]
-        if dated is None:
+        if dated is None and (before or self._hosts):
             writer = _named(before) if before else self._writer(rest)
             if writer is not None and not before:
                 # journalctl -o short-monotonic

@@ -31,7 +31,7 @@ from msatools.program.model import Target, TargetError
 # --- A text as a whole: which of its lines are the kernel's, and of which boot.
 
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 32 << 20
 """What is read of a text: its end, where a crash is."""
 
 _CHUNK = 1 << 20
@@ -41,7 +41,7 @@ _FEW, _SHARE = 50, 0.05
 """A text is a log if it has so many lines of a kernel, or such a share of them."""
 
 _VERSION = re.compile(r"Linux version (?P<release>\d\S{0,64}) .*?(?P<build>#\d.*)?$")
-_BOOTING = re.compile(r"Booting Linux on physical CPU ")
+_LINUX, _BOOTING = "Linux version ", "Booting Linux on physical CPU "
 _RELEASE = re.compile(
     r".*?(?:Not tainted|Tainted: [A-Z -]+?) +(?P<release>\d\S{0,64}) #", re.DOTALL
 )
@@ -122,12 +122,12 @@ class LogBytes(NamedTuple):
     skipped_lines: int = 0
 
 
-def read_end(file: BinaryIO) -> LogBytes:
-    """Read a stream until it ends, and return its last :data:`MAX_BYTES`."""
+def read_end(file: BinaryIO, most: int = MAX_BYTES) -> LogBytes:
+    """Read a stream until it ends, and return its last bytes, *most* or a MiB more."""
     kept, bytes_, lines = bytearray(), 0, 0
     while part := file.read(_CHUNK):
         kept += part
-        over = len(kept) - MAX_BYTES
+        over = len(kept) - most
         if over > _CHUNK:
             bytes_, lines = bytes_ + over, lines + kept.count(b"\n", 0, over)
             del kept[:over]
@@ -258,12 +258,14 @@ def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogL
     boot: list[LogLine] = []
     highest_ns, has_version = 0, False
     for line in lines:
-        is_version = bool(_VERSION.match(line.text))
+        is_version = line.text.startswith(_LINUX) and bool(_VERSION.match(line.text))
         ns = line.boot_ns
         fell = ns is not None and ns < highest_ns - _RESET_NS and ns < _RESET_NS
         if boot and bisect(marks, line.number) > bisect(marks, boot[-1].number):
             fell = True
-        if boot and (fell or (has_version and is_version) or _BOOTING.match(line.text)):
+        if boot and (
+            fell or (has_version and is_version) or line.text.startswith(_BOOTING)
+        ):
             yield boot
             boot, highest_ns, has_version = [], 0, False
         elif boot and is_version and len(boot) > _EARLY:

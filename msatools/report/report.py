@@ -62,7 +62,7 @@ from msatools.report.rule import (
     untested,
     worst_first,
 )
-from msatools.report.rules import RULES
+from msatools.report.rules import LOG_RULES, RULES
 from msatools.report.rules.crash import device_errors
 from msatools.report.summaries import next_steps, section
 from msatools.reports.units import duration
@@ -128,7 +128,8 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             self._losses.coverage["parts"] = len(SECTIONS) - len(
                 {*SECTIONS} & {*parts.errors}
             )
-            rules = () if self._options.crash_only else RULES
+            all_rules = LOG_RULES if parts.target.kind == "log" else RULES
+            rules = () if self._options.crash_only else all_rules
             found = self._verdicts(parts, rules)
             unchecked = (*untested(rules, parts), *self._failed)
             log = self._attempt("log", lambda: self._last_lines(parts), ())

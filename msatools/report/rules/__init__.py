@@ -3,7 +3,8 @@
 """The rules of verdicts, in four files; of equal severity the first come first.
 
 waits: tasks that wait; memory; cpus; crash: crashes, the log, the dump and what is odd.
-A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`.
+A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`, or in
+:data:`LOG_RULES`.
 """
 
 from typing import Any
@@ -32,7 +33,6 @@ RULES: tuple[VerdictRule[Any], ...] = (
     waits.DEADLOCK,
     waits.IO_STUCK,
     waits.HUNG_TASKS,
-    waits.LOGGED_HUNG,
     waits.FROZEN_FILESYSTEM,
     waits.STOPPED_OWNER,
     waits.POSSIBLE_DEADLOCK,
@@ -43,9 +43,15 @@ RULES: tuple[VerdictRule[Any], ...] = (
     cpus.IRQ_IMBALANCE,
     memory.DYING_CGROUPS,
     memory.PAGE_TABLES,
-    crash.DEVICE_ERRORS,
     crash.DUMP_DAMAGED,
     *waits.LOCK_HERD,
     crash.KERNEL_WARNINGS,
     *crash.OBSERVATIONS,
 )
+
+LOG_RULES: tuple[VerdictRule[Any], ...] = (
+    *RULES,
+    waits.LOGGED_HUNG,
+    crash.DEVICE_ERRORS,
+)
+"""Those of a log without its kernel: of a dump there are better witnesses."""
