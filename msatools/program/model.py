@@ -198,6 +198,7 @@ class LogSpan(Struct, frozen=True):
     """Number of the first line that is of this boot, from 1."""
 
     last_line: int
+    """Number of the last one."""
 
     begins: str | None
     """The first time in it, as the text writes it; ``None`` if it has none."""
@@ -209,6 +210,7 @@ class LogSpan(Struct, frozen=True):
     """Which of several boots in the text this is, from 1."""
 
     boots: int
+    """Number of boots in the text."""
 
 
 class Target(Struct, frozen=True):
@@ -219,12 +221,10 @@ class Target(Struct, frozen=True):
 
     kind: Kind
     live: bool
+    # A log need not say it.
     release: str | None
-    """``None`` if a log does not say it."""
-
     arch: str | None
     page_size: int
-    """In bytes; of a log, that of x86 if the log does not say it."""
 
     types: Types | None
     """Source of types and symbols of the kernel proper; ``None`` for a log."""
