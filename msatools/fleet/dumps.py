@@ -325,10 +325,12 @@ def identify(path: str) -> Identity:
     time_ns = _identity_time_ns(int(crash_time or 0)) or written_ns
     common_part = _common_part(head)
     digest = hashlib.sha256(common_part or b"%d\n" % size + head)
-    if time_ns is None and not common_part:
+    # Of two logs that are the same one is a copy.
+    is_text = not release and is_log(path)
+    if time_ns is None and not common_part and not is_text:
         # QEMU's dumps of an idle guest may differ in nothing else.
         digest.update(b"%d\n" % status.st_mtime_ns)
-    if not release and not is_log(path):
+    if not release and not is_text:
         # Not a dump: what such files have in common means nothing.
         digest.update(os.fsencode(os.path.abspath(path)))
     return Identity(
