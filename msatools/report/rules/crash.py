@@ -316,11 +316,11 @@ KERNEL_WARNINGS = VerdictRule(
 # poisoned pages, tasks in state D.
 
 
-_DEVICE_ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
+_DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
     (
         # drivers/edac, arch/x86/kernel/cpu/mce, drivers/firmware/efi/cper.c
         "hardware error",
-        re.compile(
+        (
             r"mce: \[Hardware Error\]|\{\d+\}\[Hardware Error\]: event severity|"
             r"EDAC \w*\d: \d+ [CU]E |Memory failure: 0x|"
             r".*[Mm]achine check events logged|.*PCIe Bus Error: severity="
@@ -329,7 +329,7 @@ _DEVICE_ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         # block/blk-core.c, fs/buffer.c, drivers/nvme/host, drivers/scsi, drivers/ata
         "I/O error",
-        re.compile(
+        (
             r"(blk_update_request: |print_req_error: )?(I/O|critical \w+) error, dev |"
             r"Buffer I/O error on dev|nvme\w*( nvme\d+)?: .*(timeout|I/O Error|"
             r"controller is down|Device not ready)|"
@@ -340,7 +340,7 @@ _DEVICE_ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         # fs/ext4/super.c, fs/xfs, fs/btrfs, fs/jbd2
         "error of a file system",
-        re.compile(
+        (
             r"EXT[234]-fs (error|\(.*Remounting filesystem read-only)|"
             r"Aborting journal on device|JBD2: .*[Ee]rror|"
             r"XFS \(.*(orruption|shut.?down|metadata I/O error)|"
@@ -369,9 +369,11 @@ def device_errors(parts: ReportParts) -> Iterator[DeviceErrors]:
     if parts.target.kind != "log":
         return
     found: dict[str, list[LogRecord]] = {kind: [] for kind, _ in _DEVICE_ERRORS}
+    # Few targets are logs: compiled when they are imported, all would wait for them.
+    compiled = [(kind, re.compile(words)) for kind, words in _DEVICE_ERRORS]
     for record in parts.log:
         if record.is_kernel:
-            for kind, words in _DEVICE_ERRORS:
+            for kind, words in compiled:
                 if words.match(record.text):
                     found[kind].append(record)
                     break
