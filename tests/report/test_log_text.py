@@ -274,3 +274,63 @@ def test_oops_that_ends_the_log() -> None:
     assert (verdict.code, verdict.confidence) == ("panic", "likely")
     (verdict,) = report("\n".join([*oops, end])).verdicts
     assert verdict.code == "oops"
+
+
+OF_OTHER_KERNELS = {
+    "old frames": (
+        "Jan  1 00:00:01 a kernel: BUG: unable to handle kernel paging request at 8\n"
+        "Jan  1 00:00:01 a kernel: Oops: 0002 [#1] SMP \n"
+        "Jan  1 00:00:01 a kernel: CPU: 3 PID: 7 Comm: b Tainted: G    B   "
+        "       ------------ T 3.10.0-1.el7.x86_64 #1\n"
+        "Jan  1 00:00:01 a kernel: RIP: 0010:[<ffffffff81000010>]  "
+        "[<ffffffff81000010>] f+0x10/0x20\n"
+        "Jan  1 00:00:01 a kernel: Call Trace:\n"
+        "Jan  1 00:00:01 a kernel:  [<ffffffff81000030>] g+0x10/0x20\n"
+        "Jan  1 00:00:01 a kernel: ---[ end trace 0123456789abcdef ]---\n"
+        "Jan  1 00:00:01 a sshd[7]: Kernel panic - not syncing: not at all\n",
+        ("oops", "page fault at a bad address in f"),
+    ),
+    "two lines on a victim": (
+        "[Thu Jan  1 00:00:01 2026] a invoked oom-killer: gfp_mask=0xd0, order=0\n"
+        "[Thu Jan  1 00:00:01 2026] Task in /x/y killed as a result of limit of /x\n"
+        "[Thu Jan  1 00:00:01 2026] memory: usage 8kB, limit 8kB, failcnt 1\n"
+        "[Thu Jan  1 00:00:01 2026] Memory cgroup stats for /x/y: cache:0KB\n"
+        "[Thu Jan  1 00:00:01 2026] Memory cgroup out of memory: Kill process 8 (b) "
+        "score 9 or sacrifice child\n"
+        "[Thu Jan  1 00:00:01 2026] Killed process 9 (c) total-vm:8kB, anon-rss:4kB\n",
+        ("out-of-memory", "control group /x ran out", "killed pid 9 c (4 KiB anon)"),
+    ),
+    "hung task": (
+        "[  300.000000] INFO: task a:7 blocked for more than 120 seconds.\n"
+        "[  300.000000] Call Trace:\n"
+        "[  300.000000]  [<ffffffff81000010>] schedule+0x29/0x70\n"
+        "[  300.000000]  [<ffffffff81000010>] f+0x29/0x70 [m]\n",
+        ("hung-tasks", "1 hung task, 1 time: pid 7 a", "f+0x29/0x70 [m]"),
+    ),
+    "old watchdogs": (
+        "[  300.000000][    C2] NMI watchdog: BUG: soft lockup - CPU#2 stuck for 22s! "
+        "[a:7]\n"
+        "[  301.000000][    C1] INFO: rcu_sched self-detected stall on CPU\n"
+        "[  301.000000][    C1] \t1-...: (99 ticks this GP) idle=1\n",
+        ("cpu-stalled", "CPU 2: soft lockup", "rcu-stalled", "CPU 1: RCU stall"),
+    ),
+    "devices": (
+        "kern  :err   : [    1.000000] EXT4-fs error (device sda1): f:1: comm a: b\n"
+        "kern  :err   : [    1.000000] mce: [Hardware Error]: Machine check events\n",
+        ("device-errors", "1 hardware error", "1 error of a file system", "(line 1)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*OF_OTHER_KERNELS])
+def test_logs_of_other_kernels(name: str) -> None:
+    """What no kernel of the lab logs: how older ones, and hardware, report."""
+    text, expected = OF_OTHER_KERNELS[name]
+    found = report(text)
+    assert found.crash is None
+    said = "\n".join(
+        "\n".join((each.code, each.text, *each.evidence)) for each in found.verdicts
+    )
+    for words in expected:
+        assert words in said
+    assert not found.faults
