@@ -32,7 +32,7 @@ def made_report(**crash: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Do what the first word of the file says."""
-    from msatools.console import lock_down
+    from msatools.cli.sandbox import lock_down
 
     _, memory, seconds, *_, path = sys.argv[1:]
     with open(path, "rb") as dump:
