@@ -161,7 +161,7 @@ def _has_map_file(args: argparse.Namespace) -> bool:
 def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
     if _has_map_file(args) and report.map is not None:
         target = report.target
-        _write_map(args.map, report.map, target.page_size, target.release)
+        _write_map(args.map, report.map, target.page_size, target.release or "-")
     if args.textfile is not None:
         from msatools.cli.recording import write_textfile
         from msatools.memory.diff import gauges

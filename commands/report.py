@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def _start(
     prog: Program, target: Target, args: argparse.Namespace
 ) -> Session[TriageReport]:
+    from msatools.program.model import TargetError
     from msatools.report.model import ReportOptions
     from msatools.report.report import Triage
 
@@ -36,6 +37,10 @@ def _start(
         stacks=args.html is not None,
         unconfined=getattr(args, "unconfined", False),
     )
+    if target.kind == "log" and args.full:
+        raise TargetError(
+            target.path, "a kernel's log, without other commands", "leave out --full"
+        )
     if args.html is not None:
         _check_html(args.html)
     if args.textfile is not None:
@@ -188,4 +193,5 @@ COMMAND = Command(
     keep=_keep,
     writes=lambda args: args.html is not None or args.textfile is not None,
     sandboxed=True,
+    reads_logs=True,
 )

@@ -210,7 +210,7 @@ class Presented:
     def _subject(self) -> tuple[list[str], list[str]]:
         """Return the file and the release; of a difference both files."""
         if (target := getattr(self, "target", None)) is not None:
-            return [str(target.path)], [target.release]
+            return [str(target.path)], [str(target.release)]
         sides = getattr(self, "before", None), getattr(self, "after", None)
         return [str(getattr(side, "file", None)) for side in sides], []
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from drgn import cast
 from drgn.commands import (
@@ -337,7 +338,8 @@ def test_opened_target(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) ->
     # Else another process would open it.
     monkeypatch.setattr("msatools.cli.sandbox.binding", lambda: None)
     ran = call(row.command, *words.split(), opening=refuse)
-    assert found == [OPENED[words]]
+    takes_logs = row.command.reads_logs
+    assert found == [msgspec.structs.replace(OPENED[words], takes_logs=takes_logs)]
     assert ran == Ran(1, "", f"msa-{row.name}: it: is not there; do not look\n")
     assert bool(niced) == (found[0].is_live and found[0].qemu is None)
 

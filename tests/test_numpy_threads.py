@@ -124,7 +124,7 @@ def test_fleet(tmp_path: Path) -> None:
     results = tmp_path / "results"
     core = DEMOS["6.12"].core
     found = traced("msa-fleet", "run", core, "-o", results, "-j", "1", "--strict")
-    (reader,) = [each for each in found if "msatools.bounded" in each.program]
+    (reader,) = [each for each in found if "msatools.console import" in each.program]
     assert reader.threads == 0
     others = [each.program for each in found if sys.executable in each.program]
     assert len(others) > 1

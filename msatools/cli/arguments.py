@@ -197,6 +197,9 @@ class Command(Struct, Generic[R], frozen=True, kw_only=True):
     checks: "Callable[[], Sequence[Check]]" = lambda: ()
     """Returns what ``--self-check`` compares, besides how memory is read."""
 
+    reads_logs: bool = False
+    """Whether its target may be a kernel's log, and ``-`` is standard input."""
+
     explains_kernel: bool = False
     """Whether ``--why`` looks at the target, where one is named: what the names mean
     depends on it."""
@@ -561,6 +564,11 @@ _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("", "this machine, now"),
 )
 
+_LOG_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("console.log", "a kernel that died, by its log alone"),
+    ("-", "a log on standard input"),
+)
+
 
 class _Parser(OptionParser):
     """The parser of a command that has a target."""
@@ -646,6 +654,8 @@ def examples_of(command: Command[Any], *, in_drgn: bool) -> tuple[tuple[str, str
         target = "" if in_drgn else f"{_TARGET_EXAMPLES[0][0]} "
         return tuple((f"{target}{words}", what) for words, what in command.examples)
     targets = () if in_drgn else _TARGET_EXAMPLES
+    if command.reads_logs and not in_drgn:
+        targets += _LOG_EXAMPLES
     return targets + command.examples + _EXAMPLES
 
 
@@ -688,8 +698,14 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         for choice in option.arguments:
             exclusive.add_argument(*choice.args, **choice.kwargs)
     if not in_drgn:
+        what = "a dump"
+        if command.reads_logs:
+            what += ", a kernel's log (-: standard input; --kernel: which boot of it)"
         target = parser.add_argument_group(
-            "TARGET", "a dump, or one of these (with none: the running kernel)"
+            "TARGET",
+            f"{what},\nor one of these (with none: the running kernel)"
+            if command.reads_logs
+            else f"{what}, or one of these (with none: the running kernel)",
         )
         for option in _TARGET_OPTIONS:
             target.add_argument(*option.args, **option.kwargs)

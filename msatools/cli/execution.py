@@ -57,6 +57,7 @@ from msatools.selfdesc import BtfError
 if TYPE_CHECKING:
     from msatools.cli.recording import Recorder
     from msatools.cli.screen import Display
+    from msatools.program.log_text import LogBytes
 
 # --- Whether a report is incomplete, for the exit status with --strict.
 
@@ -532,6 +533,9 @@ def _errors_of(target: Target) -> Iterator[None]:
 
 EXIT_INCOMPLETE = 3
 
+STDIN = "-"
+"""The target that is standard input, of commands that read logs."""
+
 
 def execute(
     command: Command[R],
@@ -560,6 +564,8 @@ def execute(
         replay(command, path, args, seen)
         return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
     spec = target_spec(args, words)
+    if command.reads_logs:
+        spec = replace(spec, takes_logs=True, text=_standard_input(spec))
     refuse_in_sandbox(args, parser, is_live=spec.is_live)
     check(command, args, words)
     if args.sandbox or _is_confined(command, spec, args):
@@ -570,6 +576,18 @@ def execute(
         is_paged = not (args.no_pager or args.json)
         return in_sandbox(name, str(spec.path), work, is_paged=is_paged)
     return _report(command, spec, args, words)
+
+
+def _standard_input(spec: TargetSpec) -> "LogBytes | None":
+    """Return the end of what standard input has; ``None`` if it is not the target."""
+    if spec.path != STDIN:
+        return None
+    # Few targets are logs.
+    from msatools.program.log_text import read_end
+
+    if sys.stdin is None:
+        raise UsageError(f"{STDIN}: standard input is closed")
+    return read_end(sys.stdin.buffer)
 
 
 def _is_confined(

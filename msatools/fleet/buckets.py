@@ -19,7 +19,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _DUMPS = """
 SELECT result, path, identity, state, error, host, release, fingerprint, time_ns,
-    cause, function, module, coalesce(truncated, false), {report}
+    cause, function, module, coalesce(truncated, false),
+    coalesce(format = 'kernel log', false), {report}
 FROM dumps ORDER BY time_ns NULLS FIRST, identity
 """
 _VERDICTS = """
@@ -119,7 +120,7 @@ def _dumps(results: Results, with_reports: bool) -> Iterator[FleetDump]:
         )
     for row in rows:
         result, path, identity, state, error, host, release, *rest = row
-        fingerprint, time_ns, cause, function, module, truncated, report = rest
+        fingerprint, time_ns, cause, function, module, truncated, is_log, report = rest
         yield FleetDump(
             path=path,
             identity=identity,
@@ -135,6 +136,7 @@ def _dumps(results: Results, with_reports: bool) -> Iterator[FleetDump]:
             function=function,
             module=module,
             is_truncated=truncated,
+            is_log=is_log,
             verdicts=tuple(verdicts[result]),
         )
 
@@ -162,7 +164,8 @@ def _bucket(dumps: Sequence[FleetDump]) -> Bucket:
     fingerprint, codes = _key(dumps[0])
     times = [dump.time_ns for dump in dumps if dump.time_ns is not None]
     first_ns, last_ns = (min(times), max(times)) if times else (None, None)
-    best = [dump for dump in dumps if not dump.is_truncated] or dumps
+    best = [dump for dump in dumps if not dump.is_log] or dumps
+    best = [dump for dump in best if not dump.is_truncated] or best
     shown = best[-1]
     return Bucket(
         fingerprint=fingerprint,

@@ -11,7 +11,7 @@ import struct
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -22,7 +22,13 @@ import msatools
 from msatools.errors import DamagedDataError, NotSupportedError
 from msatools.fleet.single import NO_REPORT, FleetError, Outcome, parse_report
 from msatools.program import formats
-from msatools.program.foreign import HEAD_BYTES, MEMORY_MAGICS, VMWARE_MAGICS, recognize
+from msatools.program.foreign import (
+    HEAD_BYTES,
+    MEMORY_MAGICS,
+    VMWARE_MAGICS,
+    may_be_log,
+    recognize,
+)
 from msatools.program.formats import SUB_HEADER_BYTES, common
 from msatools.program.raw_formats import vmware_ranges
 from msatools.program.raw_memory import FileMemory, MemoryRange, Words, find_words
@@ -133,18 +139,59 @@ def _matching(pattern: str) -> Iterator[str]:
 
 
 def _in_folder(folder: str, told: Told) -> Iterator[str]:
-    """Yield the dumps in a folder and those below it, in order."""
+    """Yield the dumps in a folder and those below it, in order.
+
+    A kernel's log counts where there is no dump beside it: it is of the same crash.
+    """
     for parent, folders, files in os.walk(folder, onerror=told.unread):
         folders.sort()
+        others: list[tuple[str, str | None]] = []
+        has_dump = False
         for name in sorted(files):
             path = os.path.join(parent, name)
-            if not os.path.isfile(path) or _is_beside(name):
+            if not os.path.isfile(path):
                 continue
-            what = _what_else(name, path)
-            if what is None:
+            what = None if _is_beside(name) else _what_else(name, path)
+            if what is None and not _is_beside(name):
+                has_dump = True
                 yield path
             else:
+                others.append((path, what))
+        logs = () if has_dump else _logs([path for path, _ in others])
+        for path, what in others:
+            if path in logs:
+                yield path
+            elif what is not None:
                 told.left_out(path, what)
+
+
+def _logs(paths: Sequence[str]) -> Sequence[str]:
+    """Return those of the files in a folder that are logs of kernels."""
+    found = [
+        path
+        for path in paths
+        # The second is that of the capture kernel.
+        if not os.path.basename(path).startswith((".", "kexec-dmesg")) and is_log(path)
+    ]
+    # systemd-pstore puts the parts together.
+    whole = [path for path in found if os.path.basename(path) == "dmesg.txt"]
+    return whole or found
+
+
+def is_log(path: str) -> bool:
+    """Return whether a file that is no dump is a kernel's log, by its ends."""
+    try:
+        if not may_be_log(path):
+            return False
+        # Few files are.
+        from msatools.program.log_text import LogBytes, parse_log
+
+        with formats.opened(path) as read:
+            size = os.path.getsize(path)
+            ends = read(0, READ_BYTES), read(max(size - READ_BYTES, 0), READ_BYTES)
+    except OSError:
+        return False
+    return any(parse_log(LogBytes(end)) is not None for end in ends)
 
 
 def _is_beside(name: str) -> bool:
@@ -278,10 +325,12 @@ def identify(path: str) -> Identity:
     time_ns = _identity_time_ns(int(crash_time or 0)) or written_ns
     common_part = _common_part(head)
     digest = hashlib.sha256(common_part or b"%d\n" % size + head)
-    if time_ns is None and not common_part:
+    # Of two logs that are the same one is a copy.
+    is_text = not release and is_log(path)
+    if time_ns is None and not common_part and not is_text:
         # QEMU's dumps of an idle guest may differ in nothing else.
         digest.update(b"%d\n" % status.st_mtime_ns)
-    if not release:
+    if not release and not is_text:
         # Not a dump: what such files have in common means nothing.
         digest.update(os.fsencode(os.path.abspath(path)))
     return Identity(

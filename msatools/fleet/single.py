@@ -61,7 +61,7 @@ def program(module: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-c", f"{code}; sys.exit(main())")
 
 
-BOUNDED = program("msatools.bounded")
+BOUNDED = program("msatools.console")
 """The program that reads a dump within bounds."""
 
 MAX_OUTPUT_BYTES = 64 << 20
@@ -279,6 +279,9 @@ class FleetDump(Struct, frozen=True, kw_only=True):
     function: Annotated[str | None, _UNLISTED]
     module: Annotated[str | None, _UNLISTED]
     is_truncated: Annotated[bool, _UNLISTED]
+    is_log: Annotated[bool, _UNLISTED] = False
+    """Whether it is a kernel's log, and no dump."""
+
     verdicts: Annotated[tuple[FleetVerdict, ...], _UNLISTED]
 
 
@@ -317,7 +320,7 @@ class Bucket(Struct, frozen=True, kw_only=True):
     """Names of the hosts, as far as they are known."""
 
     representative: str
-    """Path of the newest dump that is not truncated."""
+    """Path of the newest dump that is not truncated, and no log if there is another."""
 
     verdicts: tuple[FleetVerdict, ...]
     """Those of the representative, the worst first."""

@@ -127,6 +127,7 @@ VERDICTS = Group(
             "a counter of the kernel differs from the scan for no known reason",
         ),
         Entry("kernel-warnings", "the kernel warned (WARN())"),
+        Entry("device-errors", "errors of hardware, disks or file systems in a log"),
         Entry("dump-damaged", "the dump is cut off, or lists in it are broken"),
     ),
     where="word",

@@ -210,6 +210,10 @@ _INFO = {
 }
 
 
+OPENED_TEXT = "msatools log text"
+"""Key of a program's cache: the text that it stands for, if it has no memory."""
+
+
 class LogRecord(Struct, frozen=True):
     """One message of the kernel's log."""
 
@@ -233,6 +237,13 @@ class LogRecord(Struct, frozen=True):
 
     sequence: int = 0
     """Its number since the kernel started; 0 if the log does not say."""
+
+    line: int = 0
+    """The line of a text that it is, from 1; 0 if the log was in memory."""
+
+    when: str | None = None
+    """When it was written as a text says, if that is no time since boot; empty if it
+    does not say."""
 
     @property
     def is_kernel(self) -> bool:

@@ -15,7 +15,7 @@ import zlib
 from typing import NamedTuple
 
 from msatools.errors import DamagedDataError, NotSupportedError
-from msatools.program.formats import ReadAt
+from msatools.program.formats import ReadAt, opened
 from msatools.program.model import NotADumpError
 
 _HYPER_V = ".vmrs", ".vsv"
@@ -162,7 +162,13 @@ _TEXTS: tuple[tuple[bytes, Foreign], ...] = (
     ),
     (b"<?xml", Foreign("XML, such as a server's error", "see what it says")),
     (b'{"', Foreign("JSON, such as a server's error", "see what it says")),
-    (b"[    0.0", Foreign("a kernel's log, not a dump", "name the vmcore beside it")),
+    (
+        b"[    0.0",
+        Foreign(
+            "a kernel's log, not a dump",
+            "name the vmcore beside it; msa-report reads the log itself",
+        ),
+    ),
 )
 """Starts of texts in small letters, after white space."""
 
@@ -271,6 +277,41 @@ def _disk(head: bytes) -> Foreign | None:
     if not any(head[at + 4] for at in _MBR_ENTRIES):
         return None
     return Foreign("a disk image (MBR), not memory", _DISK)
+
+
+_CONTROL = [bytes([byte]) for byte in (*range(9), *range(14, 27))]
+_MOST_CONTROL = 0.3
+"""Share of such bytes that no text has."""
+
+WIDE = b"\xff\xfe", b"\xfe\xff"
+"""How a text in UTF-16 begins."""
+
+_LOGS = ("a kernel's log", "JSON")
+"""How :func:`recognize` calls texts that a kernel's log may be in."""
+
+
+def may_be_log(path: str) -> bool:
+    """Return whether a file that is no dump may be a kernel's log.
+
+    That is a text, whose start or end may be noise on a serial line.
+
+    :raises OSError: if it cannot be read
+    """
+    if not os.path.isfile(path):
+        return False
+    with opened(path) as read:
+        head = read(0, HEAD_BYTES)
+        found = recognize(head)
+        if found is not None and not found.what.startswith(_LOGS):
+            return False
+        tail = read(max(os.path.getsize(path) - HEAD_BYTES, 0), HEAD_BYTES)
+    return any(_is_readable(part) for part in (head, tail))
+
+
+def _is_readable(part: bytes) -> bool:
+    control = sum(map(part.count, _CONTROL))
+    is_wide = part.startswith(WIDE)
+    return bool(part) and (is_wide or control <= _MOST_CONTROL * len(part))
 
 
 def _by_name(path: str) -> Foreign | None:

@@ -144,7 +144,7 @@ def losses_refused(
 # --- Description of the target in every report.
 
 
-Kind = Literal["elf", "kdump", "raw", "kcore", "qmp"]
+Kind = Literal["elf", "kdump", "raw", "kcore", "qmp", "log"]
 Types = Literal["dwarf", "btf"]
 
 
@@ -200,6 +200,31 @@ _CAPABILITIES: dict[Types, Capabilities] = {
 }
 
 
+class LogSpan(Struct, frozen=True):
+    """Which part of a text a kernel's log is."""
+
+    lines: int
+    """Lines of the whole text."""
+
+    first_line: int
+    """Number of the first line that is of this boot, from 1."""
+
+    last_line: int
+    """Number of the last one."""
+
+    begins: str | None
+    """The first time in it, as the text writes it; ``None`` if it has none."""
+
+    ends: str | None
+    """The last time in it."""
+
+    boot: int
+    """Which of several boots in the text this is, from 1."""
+
+    boots: int
+    """Number of boots in the text."""
+
+
 class Target(Struct, frozen=True):
     """The target kernel, and what it was read from."""
 
@@ -208,12 +233,13 @@ class Target(Struct, frozen=True):
 
     kind: Kind
     live: bool
-    release: str
-    arch: str
+    # A log need not say it.
+    release: str | None
+    arch: str | None
     page_size: int
 
-    types: Types
-    """Source of types and symbols of the kernel proper."""
+    types: Types | None
+    """Source of types and symbols of the kernel proper; ``None`` for a log."""
 
     dump_level: int | None
     """makedumpfile's ``-d`` bit mask; ``None`` if the format does not store it."""
@@ -225,6 +251,9 @@ class Target(Struct, frozen=True):
 
     format: str = ""
     """Name of the file format, such as ``kdump zlib, flattened``."""
+
+    log: Annotated[LogSpan | None, Mark("added")] = None
+    """Which part of a text it is; of a kernel's log alone."""
 
     bad_descriptors: Annotated[int, UNLISTED] = 0
     """Number of pages of a kdump that are not in the file, or of an impossible size."""
@@ -248,4 +277,4 @@ class Target(Struct, frozen=True):
     @property
     def capabilities(self) -> Capabilities:
         """What the kernel's stack frames show."""
-        return _CAPABILITIES[self.types]
+        return _CAPABILITIES[self.types or "btf"]

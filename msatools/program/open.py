@@ -4,7 +4,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import drgn
 from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
@@ -40,6 +40,9 @@ from msatools.selfdesc import (
 )
 from msatools.selfdesc.find import ask
 from msatools.standby import standby_of
+
+if TYPE_CHECKING:
+    from msatools.program.log_text import LogBytes
 
 _PROC = "/proc"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
@@ -77,6 +80,12 @@ class TargetSpec(Struct, frozen=True):
     vmcoreinfo: str | None = None
     """Path of a file with VMCOREINFO; ``None`` to find it in the dump."""
 
+    takes_logs: bool = False
+    """Whether a kernel's log will do, which is a text."""
+
+    text: "LogBytes | None" = None
+    """What standard input had, if that is the target."""
+
     @property
     def is_live(self) -> bool:
         """Whether it is the running kernel, determined without opening it."""
@@ -105,7 +114,19 @@ def _open(spec: TargetSpec, path: str) -> Opened:
     dump = None
     steady: AbstractContextManager[None] = nullcontext()
     if spec.qemu is None and not spec.is_live:
-        prog, dump = _open_file(path, spec, read_dump_file(path))
+        try:
+            dump = None if spec.text else read_dump_file(path)
+        except NotADumpError:
+            if (log := _open_log(path, spec)) is not None:
+                return log
+            raise
+        if (dump is None or dump.kind == "raw") and (log := _open_log(path, spec)):
+            return log
+        if dump is None:
+            raise NotADumpError(
+                "standard input", "no kernel log", "name a dump by its path"
+            )
+        prog, dump = _open_file(path, spec, dump)
     else:
         # Not imported for dumps: it takes 4 ms.
         from msatools.program import live
@@ -128,6 +149,33 @@ def _open(spec: TargetSpec, path: str) -> Opened:
             return Opened(prog, describe_opened(prog, path, dump))
     except BtfError as error:
         raise damaged_types(path, error) from error
+
+
+def _open_log(path: str, spec: TargetSpec) -> Opened | None:
+    """Open a text as a kernel's log; ``None`` if it is none, or none is wanted."""
+    if spec.text is None and not spec.takes_logs:
+        return None
+    # Few targets are logs.
+    from msatools.program.foreign import may_be_log
+    from msatools.program.log_text import open_log
+
+    try:
+        if spec.text is None and not may_be_log(path):
+            return None
+    except OSError as error:
+        raise os_error(path, error) from error
+    opened = open_log(path, spec.text, spec.kernel)
+    for option, is_given in (
+        ("-s", spec.vmlinux is not None),
+        ("--types", spec.types != "auto"),
+        ("--debuginfod", spec.debuginfod),
+        ("--vmcoreinfo", spec.vmcoreinfo is not None),
+    ):
+        if opened is not None and is_given:
+            raise TargetError(
+                path, "a kernel's log, which has no types", f"leave out {option}"
+            )
+    return None if opened is None else Opened(*opened)
 
 
 def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:

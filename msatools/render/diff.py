@@ -81,7 +81,7 @@ def _moment(side: AnySide) -> tuple[Cell, ...]:
     """Return the cells for the kernel of a report, its source, and its uptime."""
     target, taken = side.target, side.taken_at_ns
     return (
-        target.release,
+        target.release or "-",
         f"{taken_from(target)} {target.path}",
         "-" if taken is None else duration(taken),
     )

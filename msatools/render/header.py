@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 
 from msatools.kernel.report import Report
-from msatools.program.model import Crash, Source, Target
+from msatools.program.model import Crash, LogSpan, Source, Target
 from msatools.render.blocks import Span, Text, line, plural
 
 _KINDS = {
@@ -13,6 +13,7 @@ _KINDS = {
     "raw": "memory",
     "kcore": "live",
     "qmp": "live guest",
+    "log": "kernel log",
 }
 _LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
 
@@ -23,7 +24,11 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
     :param facts: facts about the reading, such as ``8 reads``
     :param verbose: whether to list the source of the types of each module
     """
-    words = [target.release, taken_from(target), f"types: {target.types}"]
+    if target.log is not None:
+        yield line(Span(_log(target, target.log), "title"))
+        return
+    release = target.release or "-"
+    words = [release, taken_from(target), f"types: {target.types}"]
     if facts:
         words.append(", ".join(facts))
     yield line(Span("  ".join(words), "title"))
@@ -38,6 +43,20 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
         yield line(Span(f"{torn}: taken from a running guest?", "bad"))
     if target.crash is not None:
         yield line(Span(_crash(target.crash), "bad"))
+
+
+def _log(target: Target, log: LogSpan) -> str:
+    """Return what a kernel's log is."""
+    words = [f"a kernel log, {plural(log.lines, 'line')}"]
+    if (log.first_line, log.last_line) != (1, log.lines) and log.boots > 1:
+        words.append(f"boot {log.boot} of {log.boots} in {_lines(log)}")
+    if log.begins is not None:
+        words.append(f"from {log.begins} to {log.ends}")
+    return ", ".join([*words, f"of kernel {target.release or '-'}"])
+
+
+def _lines(log: LogSpan) -> str:
+    return f"lines {log.first_line:,} to {log.last_line:,}"
 
 
 def _what_is_missing(target: Target) -> str:
@@ -83,7 +102,7 @@ def _origin(source: Source) -> str:
 
 def taken_from(target: Target) -> str:
     """Return the kind of a target's source, and its format."""
-    details = [target.format] if target.format else []
+    details = [target.format] if target.format and target.log is None else []
     if target.dump_level is not None:
         details.append(f"level {target.dump_level}")
     return _KINDS[target.kind] + (f" ({', '.join(details)})" if details else "")

@@ -4,6 +4,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import drgn
 from drgn.helpers.linux.mm import totalram_pages
@@ -12,6 +13,7 @@ from drgn.helpers.linux.timekeeping import (
     ktime_get_coarse_real_ns,
 )
 from msgspec import Struct
+from msgspec.structs import replace
 
 from msatools.errors import LOST, UNREADABLE, MissingError
 from msatools.kernel.clocks import load_averages
@@ -19,7 +21,7 @@ from msatools.kernel.code import stack_trace
 from msatools.kernel.percpu import online_cpus
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Loss, LossLog
-from msatools.program.model import Target
+from msatools.program.model import LogSpan, Target
 from msatools.report.log import (
     EXCEPTION,
     OOPSES,
@@ -33,12 +35,16 @@ from msatools.report.log import (
     below_panic,
     faulting,
     fingerprint,
+    parse_events,
     plain_name,
 )
 from msatools.report.memory import OutOfMemory
 from msatools.report.model import CrashDetails, Machine, NestedFault, Unloaded
 from msatools.selfdesc.find import ask, drgn_lookups, find_variable
 from msatools.tasks.text import KernelText
+
+if TYPE_CHECKING:
+    from msatools.program.log_text import Boot, LogText
 
 # --- How a kernel crashed: by its log, its registers and its variables.
 #
@@ -87,23 +93,32 @@ class CrashLog(Struct, frozen=True):
 
 
 def find_crash(
-    reader: Reader,
+    reader: Reader | None,
     target: Target,
     log: CrashLog,
     losses: LossLog,
 ) -> CrashDetails | None:
-    """Return how the kernel crashed; ``None`` if it did not."""
+    """Return how the kernel crashed; ``None`` if it did not.
+
+    :param reader: ``None`` for a log without its kernel.
+    """
     # A further one is of a fault in panic() itself.
     panic = next((event for event in log.events if event.is_panic), None)
-    if target.crash is None and (panic is None or target.kind == "kcore"):
+    if reader is None:
+        if panic is None and not ends_in_oops(log):
+            return None
+    elif target.crash is None and (panic is None or target.kind == "kcore"):
         return None
     event = at_fault(panic, log)
     trace = event.backtrace if event else None
     frames = list(trace.frames) if trace else []
     if not frames and panic and (backtrace := panic.backtrace):
         trace, frames = backtrace, list(backtrace.frames)
-    text = KernelText(reader, losses)
-    if not frames:
+    if trace is None and reader is None and event:
+        # Of a stack that is lost at least whose it was.
+        trace = next((each for each in event.backtraces if each.pid is not None), None)
+    text = None if reader is None else KernelText(reader, losses)
+    if not frames and reader is not None and text is not None:
         frames = _unwound(reader, text)
     if event and not event.is_panic and _is_within(event):
         # A fault in panic(), of which the log has lost the reason: the stack has it.
@@ -113,17 +128,20 @@ def find_crash(
     faulty = [] if cause == "nmi" else faulting(frames, cause)
     first = faulty[0] if faulty else None
     cpu, pid, comm = _who(event, trace, target)
+    if cpu is None and panic is not None:
+        # Who reported it, as of a task that hangs.
+        cpu = next((each.cpu for each in panic.backtraces if each.cpu is not None), cpu)
     constraint = log.oom.constraint if log.oom is not None else None
     message = target.crash.message if target.crash and event is None else None
     last = panic or event
     is_jump = trace is not None and trace.is_jump
-    unloaded = _unloaded(event, text)
+    unloaded = None if text is None else _unloaded(event, text)
     return CrashDetails(
         cause=cause,
         message=event.message if event else message,
         function=plain_name(first.function) if first else None,
         module=first.module if first else None,
-        taints=read_taints(reader, losses),
+        taints=taints_of(log) if reader is None else read_taints(reader, losses),
         cpu=cpu,
         pid=pid,
         comm=comm,
@@ -133,7 +151,32 @@ def find_crash(
         is_jump=is_jump,
         unloaded=unloaded,
         nested=tuple(_nested(panic, log)),
+        line=event.line or None if event else None,
+        has_panicked=reader is not None or panic is not None,
     )
+
+
+def ends_in_oops(log: CrashLog) -> bool:
+    """Return whether a log ends with an oops that the kernel did not go on from.
+
+    A capture kernel takes over before panic(), and before the end of the report.
+    """
+    oops = at_fault(None, log)
+    return oops is not None and oops.is_die and not oops.is_over
+
+
+def taints_of(log: CrashLog) -> str | None:
+    """Return the letters of the taints that the last report of a log has.
+
+    It is from before the fault itself taints the kernel. ``None`` if there is no
+    report, or the log has lost the line.
+    """
+    traces = (trace for event in reversed(log.events) for trace in event.backtraces)
+    last = next((trace for trace in traces if trace.cpu is not None), None)
+    if last is None:
+        return None
+    # G is for a kernel without proprietary modules, and Red Hat's own are dashes.
+    return re.sub("[^A-FH-Z]", "", last.taints or "")
 
 
 def _is_within(event: Event) -> bool:
@@ -276,7 +319,145 @@ def read_taints(reader: Reader, losses: LossLog) -> str | None:
     return "".join(chr(each) if 0x20 < each < 0x7F else "?" for each in letters)
 
 
+# --- A log alone, which was a text: which boot of it, and what it says of the machine.
+
+
+LOG_ALONE = "a log has none; a dump of the crash (vmcore) would"
+"""Why there is no report of a command."""
+
+
+class BootChoice(Struct, frozen=True):
+    """The boot of a text that a report is of."""
+
+    boot: "Boot"
+    number: int
+    """From 1."""
+
+    events: tuple[Event, ...]
+
+
+def choose_boot(text: "LogText") -> BootChoice:
+    """Return the boot that was asked for; else the last with a crash, or the last."""
+    number = len(text.boots)
+    if text.chosen is not None:
+        return _choice(text, text.chosen)
+    last = _choice(text, number)
+    for each in range(number, 0, -1):
+        found = last if each == number else _choice(text, each)
+        if has_crash(found):
+            return found
+    return last
+
+
+def _choice(text: "LogText", number: int) -> BootChoice:
+    boot = text.boots[number - 1]
+    return BootChoice(boot, number, tuple(parse_events(boot.records)))
+
+
+def has_crash(choice: BootChoice) -> bool:
+    """Return whether the kernel of a boot crashed."""
+    end_ns = choice.boot.records[-1].time_ns
+    log = CrashLog(events=choice.events, oom=None, end_ns=end_ns)
+    return any(event.is_panic for event in choice.events) or ends_in_oops(log)
+
+
+def target_of_log(target: Target, text: "LogText", choice: BootChoice) -> Target:
+    """Return the description of a log, with what it says of its kernel."""
+    from msatools.program.log_text import facts_of
+
+    boot, facts = choice.boot, facts_of(choice.boot)
+    return replace(
+        target,
+        release=facts.release,
+        arch=facts.arch,
+        page_size=facts.page_bytes or target.page_size,
+        log=LogSpan(
+            lines=text.lines,
+            first_line=boot.first,
+            last_line=boot.last,
+            begins=boot.begins or None,
+            ends=boot.ends or None,
+            boot=choice.number,
+            boots=len(text.boots),
+        ),
+    )
+
+
+def machine_of_log(choice: BootChoice) -> Machine:
+    """Return what a log says of its machine."""
+    from msatools.program.log_text import facts_of
+
+    boot, facts = choice.boot, facts_of(choice.boot)
+    log = CrashLog(events=choice.events, oom=None, end_ns=0)
+    return replace(
+        UNKNOWN,
+        host=boot.host,
+        build=facts.build,
+        time_ns=boot.end_day_ns,
+        taints=taints_of(log),
+    )
+
+
+def note_log(
+    text: "LogText", target: Target, choice: BootChoice, losses: LossLog
+) -> None:
+    """Note what limits how far a log can be trusted, and what was not read of it."""
+    losses.lose(
+        Loss.LOG,
+        f"the first {text.skipped_bytes:,} bytes of the text are not read: it is too "
+        "long",
+        count=int(text.skipped_bytes > 0),
+    )
+    boots = len(text.boots)
+    if boots > 1:
+        which = "the last one with a crash" if has_crash(choice) else "the last one"
+        which = which if text.chosen is None else "as asked for"
+        losses.note(
+            "boots",
+            f"the text has {boots} boots; this is number {choice.number}, {which}; "
+            "--kernel N shows another",
+        )
+    if choice.boot.clock is None:
+        losses.note("no-times", "the log has no times: what came when is not known")
+    has_panicked = any(event.is_panic for event in choice.events)
+    if has_crash(choice) and not has_panicked:
+        losses.note(
+            "no-panic",
+            "the log ends in an oops and has no panic: a capture kernel took over, or "
+            "the text is cut off",
+        )
+    has_writers = any(
+        record.tid is not None or record.cpu is not None
+        for record in choice.boot.records
+    )
+    if not has_writers and len(choice.events) > 1:
+        losses.note(
+            "no-writers",
+            "the log does not say which CPU wrote each line: where several wrote at "
+            "once, a line may count for another's report",
+        )
+    if target.arch is None:
+        losses.note(
+            "page-size",
+            f"the log does not say what machine it is of: pages are taken as of "
+            f"{target.page_size:,} bytes",
+        )
+
+
 # --- The machine that a report is of: its name, its build, and how long it ran.
+
+
+UNKNOWN = Machine(
+    host=None,
+    build=None,
+    uptime_ns=None,
+    time_ns=None,
+    cpus=None,
+    ram_bytes=None,
+    load=None,
+    taints=None,
+)
+"""A machine that nothing is known of."""
 
 
 def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:

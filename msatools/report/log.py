@@ -101,9 +101,12 @@ WATCHDOGS: frozenset[Cause] = frozenset(
 
 _EVENTS: tuple[tuple[str, Cause], ...] = (
     # arch/x86/mm/fault.c and arch/arm64/mm/fault.c
-    (r"BUG: kernel NULL pointer dereference", "null-dereference"),
+    (r"BUG: (unable to handle )?[Kk]ernel NULL pointer deref", "null-dereference"),
     (r"Unable to handle kernel NULL pointer dereference", "null-dereference"),
     (r"BUG: unable to handle page fault for address", "page-fault"),
+    # before f28b11a2abd9 ("x86/fault: Reword initial BUG message for unhandled page
+    # faults") (in v5.1), and powerpc
+    (r"BUG: [Uu]nable to handle kernel ", "page-fault"),
     (r"Unable to handle kernel (paging request|.* at virtual address)", "page-fault"),
     (r"kernel tried to execute NX-protected page", "page-fault"),
     # arch/x86/kernel/traps.c and dumpstack.c
@@ -119,11 +122,11 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     # lib/ubsan.c
     (r"UBSAN: ", "warning"),
     # kernel/watchdog.c, kernel/watchdog_perf.c
-    (r"(watchdog: )?BUG: soft lockup", "soft-lockup"),
+    (r"(NMI )?(watchdog: )?BUG: soft lockup", "soft-lockup"),
     (r"(watchdog: )?.*Watchdog detected hard LOCKUP", "hard-lockup"),
     (r"(watchdog: )?CPU\d+: Watchdog detected hard LOCKUP", "hard-lockup"),
     # kernel/rcu/tree_stall.h
-    (r"rcu: INFO: \S+ .*stall", "rcu-stall"),
+    (r"(rcu: )?INFO: rcu\w* .*stall", "rcu-stall"),
     # kernel/hung_task.c
     (r"INFO: task .* blocked (in I/O wait )?for more than \d+ seconds", "hung-task"),
     # kernel/workqueue.c
@@ -224,6 +227,7 @@ _MACHINERY = re.compile(
     r"__?warn\w*|warn_slowpath\w*|refcount_warn_saturate|"
     r"__list_(add|del_entry)_valid\w*|usercopy_abort|__check_object_size|"
     r"fortify_panic|__fortify_\w+|__stack_chk_fail|kasan_\w+|__asan_\w+|"
+    r"print_report|print_address_description|"
     r"check_memory_region|"
     r"watchdog_timer_fn|watchdog_overflow_callback|watchdog_hardlockup_\w+|"
     r"check_hung_\w+|watchdog|rcu_sched_clock_irq|check_cpu_stall|"
@@ -380,7 +384,8 @@ MAX_EVENTS = 256
 
 _CPU = re.compile(
     r"CPU: (?P<cpu>\d{1,10}) (?:UID: \d+ )?PID: (?P<pid>\d{1,10}) Comm: (?P<comm>.*?) "
-    r"(?:Kdump: loaded )?(?:Not tainted|Tainted: (?P<taints>[A-Z ]+)) +\d",
+    # Red Hat's kernels have dashes for taints of their own.
+    r"(?:Kdump: loaded )?(?:Not tainted|Tainted: (?P<taints>[A-Z -]+?)) +\d",
     re.DOTALL,
 )
 _TASK = re.compile(
@@ -395,8 +400,19 @@ _HARD = re.compile(
     r"(?:CPU(?P<cpu>\d{1,10}): )?Watchdog detected hard LOCKUP"
     r"(?: on cpu (?P<on>\d{1,10}))?"
 )
-_STALLED = re.compile(r"rcu:\s+(?P<cpu>\d{1,10})-\S+ \(")
-_KERNEL_RIP = re.compile(r"(?:RIP: 0010:|pc : )(?P<frame>.*)")
+_STALLED = re.compile(r"(?:rcu:)?\s+(?P<cpu>\d{1,10})-\S+ \(")
+# Of Xen's guests the kernel's code segment is another one; "PC is at" is of arm.
+_KERNEL_RIP = re.compile(r"(?:RIP: (?:0010|e030):|e?pc : |PC is at )(?P<frame>.*)")
+_ADDRESSES = re.compile(r"(?:\[<[0-9a-f]{8,16}>\]\s*)+")
+"""What stood before each function until v4.10 (bb5e5ce545f2 ("x86/dumpstack: Remove
+kernel text addresses from stack dump")), and still does on some architectures."""
+
+_CALLED = re.compile(
+    r"(?P<function>[A-Za-z_][\w.]*)"
+    r"(?: \[\w+\])?(?: from \w| \([\w./-]+:\d+[^)]*\))"
+)
+"""A frame of arm: who was called, and from where; or one with the place in the source
+(scripts/decode_stacktrace.sh)."""
 _USER_RIP = re.compile(r"RIP: 0033:")
 _TRACE = re.compile(r"Call [Tt]race:")
 _JUMP = re.compile(
@@ -404,6 +420,9 @@ _JUMP = re.compile(
     r"\s*EC = 0x21: IABT \(current EL\)|Unable to handle kernel execut"
 )
 """The address at which nothing could be executed is that of the fault itself."""
+
+_DIE = re.compile(r"(?:Oops|error|fault|opcode|segment).*\[#\d{1,9}\]")
+"""What die() prints, with how often it was called."""
 
 _EXECUTED = ("kernel tried to execute ", "unable to execute userspace code ")
 _GUESS = "? "
@@ -449,6 +468,16 @@ class Event(Struct):
     message: str
     time_ns: int
     is_panic: bool = False
+    is_die: bool = False
+    """Whether die() reported it, which ends the task or the kernel."""
+
+    is_over: bool = False
+    """Whether the kernel said that it had reported all of it (kernel/panic.c,
+    oops_exit()), as it does unless a capture kernel took over."""
+
+    line: int = 0
+    """The line of a text that it begins at, from 1; 0 in a dump."""
+
     cpu: int | None = None
     """The CPU at fault, if the message names it."""
 
@@ -487,12 +516,20 @@ class _EventParser:
             return
         if line.startswith(PANIC):
             words = line.removeprefix(PANIC)
-            event = Event(panic_cause(words), line, record.time_ns, is_panic=True)
+            event = Event(
+                panic_cause(words),
+                line,
+                record.time_ns,
+                is_panic=True,
+                line=record.line,
+            )
             self._begin(event, writer)
         elif (cause := event_cause(line)) and not self._continues(cause, record):
             self._begin(_event(cause, line, record), writer)
         elif self.events:
             self._detail(self.events[-1], writer, line)
+        if "[#" in line and self.events and _DIE.search(line):
+            self.events[-1].is_die = True
 
     def _continues(self, cause: Cause, record: LogRecord) -> bool:
         """Return whether a line of die() belongs to the event before."""
@@ -513,6 +550,8 @@ class _EventParser:
     def _detail(
         self, event: Event, writer: tuple[int | None, int | None], line: str
     ) -> None:
+        if line.startswith("---[ end trace"):
+            event.is_over = True
         if found := _CPU.match(line):
             backtrace = Backtrace(
                 cpu=int(found["cpu"]),
@@ -526,7 +565,7 @@ class _EventParser:
             self._new(event, writer, backtrace)
         elif _JUMP.match(line):
             event.is_jump = True
-        elif found := _STALLED.match(line):
+        elif event.cause == "rcu-stall" and (found := _STALLED.match(line)):
             event.cpu = int(found["cpu"]) if event.cpu is None else event.cpu
         elif _TRACE.match(line):
             if writer not in self._open:
@@ -546,7 +585,7 @@ class _EventParser:
     def _frame(self, writer: tuple[int | None, int | None], line: str) -> None:
         trace, in_trace = self._open[writer], writer in self._in_trace
         if found := _KERNEL_RIP.match(line):
-            frame = parse_frame(found["frame"].strip())
+            frame = parse_frame(_ADDRESSES.sub("", found["frame"].strip()))
             if frame is None:
                 return
             if in_trace:
@@ -556,14 +595,20 @@ class _EventParser:
         elif in_trace:
             if _USER_RIP.match(line) or line.startswith(("Modules linked in", "---[")):
                 self._in_trace.discard(writer)
-            elif frame := parse_frame(line.strip()):
+                return
+            text = line.strip()
+            if text.startswith("[<"):
+                text = _ADDRESSES.sub("", text, count=1)
+            if frame := parse_frame(text):
                 trace.calls.append(frame)
-            elif frame := parse_frame(line.strip().removeprefix(_GUESS)):
+            elif frame := parse_frame(text.removeprefix(_GUESS)):
                 trace.guesses.append(replace(frame, text=f"{_GUESS}{frame.text}"))
+            elif called := _CALLED.match(text):
+                trace.calls.append(Frame(called["function"], text))
 
 
 def _event(cause: Cause, line: str, record: LogRecord) -> Event:
-    event = Event(cause, line, record.time_ns)
+    event = Event(cause, line, record.time_ns, line=record.line)
     if found := _HUNG.search(line) or _STUCK.search(line):
         event.pid, event.comm = int(found["pid"]), found["comm"]
     if found := _STUCK.search(line):
@@ -660,7 +705,9 @@ def all_lines(log: Iterable[LogRecord]) -> Iterator[str]:
 
 
 def _lines(record: LogRecord) -> list[str]:
-    stamp = _stamp(record.time_ns)
+    stamp = f"[{record.when or '-'}]"
+    if record.when is None:
+        stamp = _stamp(record.time_ns)
     writer = "" if record.is_kernel else _LINE_OF_PROGRAM
     lines = record.text.expandtabs().split("\n")
     return [f"{stamp} {writer}{line}" for line in lines]

@@ -160,11 +160,19 @@ _INVOKED = re.compile(
 )
 _KIND = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<kind>\w+)")
 _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
+_IN_GROUP = re.compile(r"\s*mem_cgroup_out_of_memory\+|Memory cgroup out of memory: K")
 _LIMIT = re.compile(r"memory: usage \d+kB, limit \d+kB")
-_OOM_OF_GROUP = re.compile(r"Memory cgroup stats for (?P<path>.*?):")
+_OOM_OF_GROUP = re.compile(
+    # The second is from before f0c867d9588d ("mm, oom: add oom victim's memcg to the
+    # oom context information") (in v5.0), and there it comes first.
+    r"(?:Memory cgroup stats for |Task in .*? killed as a result of limit of )"
+    r"(?P<path>.*?)(?::|$)"
+)
 _KILLED = re.compile(
-    r"(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: "
-    r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<comm>.*?)\)"
+    # Before bbbe48029720 ("mm, oom: remove 'prefer children over parent' heuristic")
+    # (in v5.1) the line on who was chosen came first, and a child might be killed.
+    r"(?:(?:Memory cgroup o|O)ut of memory(?: \(oom_kill_allocating_task\))?: )?"
+    r"Killed process (?P<pid>\d{1,10}),?(?: UID \d+,)? \((?P<comm>.*?)\)"
     r"(?:.*?anon-rss:(?P<anon>\d{1,20})kB)?",
     re.DOTALL,
 )
@@ -211,6 +219,9 @@ class OutOfMemory(Struct, frozen=True):
     """One lack of memory, and what followed."""
 
     time_ns: int
+    line: int = 0
+    """The line of a text that it begins at, from 1; 0 in a dump."""
+
     comm: str | None = None
     """The task that asked for memory; ``None`` if the log no longer has it."""
 
@@ -258,7 +269,8 @@ def _parse(log: Iterable[LogRecord], page_size: int) -> Iterator[OutOfMemory]:
             last, holders, lines = _begun(found, record), [], []
         elif last is None and (_KIND.match(line) or _KILLED.match(line)):
             # The table of tasks before it may be larger than the log.
-            last = _detail(OutOfMemory(record.time_ns), holders, record)
+            begun = OutOfMemory(record.time_ns, record.line)
+            last = _detail(begun, holders, record)
         elif last is not None:
             last = _detail(last, holders, record)
             if len(lines) < _MAX:
@@ -270,6 +282,7 @@ def _parse(log: Iterable[LogRecord], page_size: int) -> Iterator[OutOfMemory]:
 def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
     return OutOfMemory(
         time_ns=record.time_ns,
+        line=record.line,
         comm=found["comm"],
         order=int(found["order"]),
         flags=found["flags"],
@@ -281,11 +294,12 @@ def _detail(
 ) -> OutOfMemory:
     """Return the same with what a further line adds."""
     line = record.text
-    if _LIMIT.match(line):
+    if _LIMIT.match(line) or _IN_GROUP.match(line):
         # Only a control group has a limit. A panic comes before its own line.
-        return replace(oom, constraint="cgroup")
+        oom = replace(oom, constraint="cgroup")
     if found := _OOM_OF_GROUP.match(line):
-        return replace(oom, constraint="cgroup", cgroup=found["path"])
+        path = oom.cgroup or found["path"]
+        return replace(oom, constraint="cgroup", cgroup=path)
     if found := _KIND.match(line):
         kind = _KINDS.get(found["kind"], "none")
         group = _GROUP.match(line)

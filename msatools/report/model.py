@@ -20,16 +20,25 @@ if TYPE_CHECKING:
 # --- Command lines to type, for the target that a report is of.
 
 
+STDIN = "-"
+"""The path of a log that came from standard input."""
+
+
 def command_line(target: Target, name: str, arguments: Iterable[str] = ()) -> str:
     """Return the command line of ``msa-NAME`` on a target, quoted for a shell.
 
     :param arguments: What follows the target.
     """
+    if target.kind == "log":
+        # It has nothing for another command.
+        name, arguments = "report", ("-v",)
     words = [f"msa-{name}", *_target_words(target), *arguments]
     return " ".join(shlex.quote(word) for word in words)
 
 
 def _target_words(target: Target) -> list[str]:
+    if target.path == STDIN:
+        return [STDIN]
     if target.kind == "kcore":
         return []
     if target.kind == "qmp":
@@ -160,7 +169,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """See docs/guides/fingerprints.md."""
 
     time_ns: int | None
-    """When it crashed, by the log's clock."""
+    """When it crashed, by the kernel's clock; ``None`` if the log does not say."""
 
     is_jump: Annotated[bool, ADDED] = False
     """Whether that function jumped to an address without code."""
@@ -170,6 +179,13 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
 
     nested: Annotated[tuple[NestedFault, ...], ADDED] = ()
     """Faults in panic() itself, the oldest first: results of the crash, not causes."""
+
+    line: Annotated[int | None, ADDED] = None
+    """The line of the text that the message is, from 1; of a log alone."""
+
+    has_panicked: Annotated[bool, UNLISTED] = True
+    """Whether it is known to have crashed: of a log that ends in an oops, that is
+    likely."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import drgn
 import numpy as np
@@ -26,18 +26,27 @@ from msatools.kernel.slab import reclaimable_caches
 from msatools.locks.locks import collect_locks
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.program.description import LogRecord, describe
+from msatools.program.description import OPENED_TEXT, LogRecord, describe
 from msatools.program.model import MovedError, Target, TargetError
 from msatools.prstat.model import StackGroup
 from msatools.prstat.prstat import collect_prstat
 from msatools.prstat.recorded import RecordedPrstat, choose
 from msatools.prstat.select import Options
-from msatools.report.crash import CrashLog, find_crash, read_machine
+from msatools.report.crash import (
+    LOG_ALONE,
+    UNKNOWN,
+    CrashLog,
+    choose_boot,
+    find_crash,
+    machine_of_log,
+    note_log,
+    read_machine,
+    target_of_log,
+)
 from msatools.report.log import last_lines, parse_events, read_log
 from msatools.report.memory import parse_ooms, read_memory
 from msatools.report.model import (
     SECTIONS,
-    Machine,
     ReportOptions,
     ReportSection,
     TriageReport,
@@ -52,7 +61,8 @@ from msatools.report.rule import (
     untested,
     worst_first,
 )
-from msatools.report.rules import RULES
+from msatools.report.rules import LOG_RULES, RULES
+from msatools.report.rules.crash import device_errors
 from msatools.report.summaries import next_steps, section
 from msatools.reports.units import duration
 from msatools.tasks.identity import address_spaces
@@ -61,6 +71,9 @@ from msatools.zombies.limits import collect_limits
 from msatools.zombies.model import Limit
 from msatools.zombies.zombies import collect_zombies
 
+if TYPE_CHECKING:
+    from msatools.program.log_text import LogText
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -68,17 +81,6 @@ _COVERAGE = ("parts", "parts_lost", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
 _STEPS = 9
-
-_UNKNOWN = Machine(
-    host=None,
-    build=None,
-    uptime_ns=None,
-    time_ns=None,
-    cpus=None,
-    ram_bytes=None,
-    load=None,
-    taints=None,
-)
 
 
 def collect_report(
@@ -125,15 +127,16 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             self._losses.coverage["parts"] = len(SECTIONS) - len(
                 {*SECTIONS} & {*parts.errors}
             )
-            rules = () if self._options.crash_only else RULES
+            all_rules = LOG_RULES if parts.target.kind == "log" else RULES
+            rules = () if self._options.crash_only else all_rules
             found = self._verdicts(parts, rules)
             unchecked = (*untested(rules, parts), *self._failed)
-            log = self._attempt("log", lambda: last_lines(parts.log), ())
+            log = self._attempt("log", lambda: self._last_lines(parts), ())
             sections = {name: self._section(name, parts) for name in SECTIONS}
             steps = self._attempt("next", lambda: next_steps(parts, found), ())
         progress(_STEPS, _STEPS)
         return TriageReport(
-            **self._head(parts.taken_at_ns, _COVERAGE),
+            **self._head(parts.taken_at_ns if parts.is_boot_clock else None, _COVERAGE),
             machine=parts.machine,
             verdicts=tuple(found),
             checked=len({rule.code for rule in rules}) - len(unchecked),
@@ -148,6 +151,8 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
 
     def _read(self, progress: Progress) -> ReportParts:
         progress(0, _STEPS)
+        if (text := log_of_text(self._prog)) is not None:
+            return self._read_text(text)
         reader, losses, target = self._reader, self._losses, self._target
         errors: dict[str, str] = {}
         log = self._attempt("log", self._log, ())
@@ -164,7 +169,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             "crash", lambda: find_crash(reader, target, crash_log, losses), None
         )
         machine = self._attempt(
-            "machine", lambda: read_machine(reader, target, losses), _UNKNOWN
+            "machine", lambda: read_machine(reader, target, losses), UNKNOWN
         )
         taken_at_ns = read_clocks(reader, losses).monotonic_ns
         found = {} if self._options.crash_only else self._parts(errors, progress)
@@ -180,6 +185,53 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             errors=errors,
             **found,  # type: ignore[arg-type]
         )
+
+    def _read_text(self, text: "LogText") -> ReportParts:
+        """Read a kernel's log that is a text, of which there is nothing else."""
+        choice = choose_boot(text)
+        boot = choice.boot
+        self._target = target_of_log(self._target, text, choice)
+        target, losses = self._target, self._losses
+        note_log(text, target, choice, losses)
+        ooms = self._attempt(
+            "log", lambda: tuple(parse_ooms(boot.records, target.page_size)), ()
+        )
+        crash_log = CrashLog(
+            events=choice.events,
+            oom=ooms[-1] if ooms else None,
+            end_ns=boot.records[-1].time_ns,
+        )
+        crash = self._attempt(
+            "crash", lambda: find_crash(None, target, crash_log, losses), None
+        )
+        is_timed = boot.clock is not None
+        if crash is not None and boot.clock != "boot":
+            crash = replace(crash, time_ns=None)
+        return ReportParts(
+            target=target,
+            machine=machine_of_log(choice),
+            taken_at_ns=boot.records[-1].time_ns if is_timed else None,
+            crash=crash,
+            log=boot.records,
+            events=choice.events,
+            ooms=ooms,
+            coverage={**losses.coverage},
+            errors=dict.fromkeys(SECTIONS, LOG_ALONE),
+            lacks_levels=not text.has_levels,
+            is_boot_clock=boot.clock == "boot",
+        )
+
+    def _last_lines(self, parts: ReportParts) -> tuple[str, ...]:
+        if not parts.lacks_levels:
+            return last_lines(parts.log)
+        # Without levels all lines would matter, also of a boot that went well.
+        lines = [event.line for event in parts.events]
+        lines += (oom.line for oom in parts.ooms)
+        lines += (each.line for each in device_errors(parts))
+        if not lines:
+            return ()
+        first = min(lines)
+        return last_lines([each for each in parts.log if each.line >= first])
 
     def _verdicts(
         self, parts: ReportParts, rules: Sequence[VerdictRule[Any]]
@@ -332,3 +384,9 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         for note in report.notes:
             if note.text not in known:
                 self._losses.note(note.code, note.text, note.text)
+
+
+def log_of_text(prog: drgn.Program) -> "LogText | None":
+    """Return the text that a program stands for; ``None`` for a kernel."""
+    found: LogText | None = prog.cache.get(OPENED_TEXT)
+    return found

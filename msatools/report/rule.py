@@ -82,6 +82,12 @@ class ReportParts(Struct, frozen=True, kw_only=True):
     errors: Mapping[str, str]
     """Why a part failed, by the name of its field."""
 
+    lacks_levels: bool = False
+    """Whether the log is a text that does not say how bad each line is."""
+
+    is_boot_clock: bool = True
+    """Whether times are since boot: those of a text may be of the day."""
+
 
 # --- Words that several verdicts share. Pure.
 
@@ -204,9 +210,17 @@ def who_text(crash: CrashDetails) -> str:
 
 def ago(parts: "ReportParts", time_ns: int) -> str:
     """Return how long ago a time of the log was."""
+    is_log = parts.target.kind == "log"
     if parts.taken_at_ns is None:
-        return f"at {time_ns / 1e9:.1f} s"
-    return f"{duration(max(parts.taken_at_ns - time_ns, 0))} ago"
+        return "at an unknown time" if is_log else f"at {time_ns / 1e9:.1f} s"
+    before = duration(max(parts.taken_at_ns - time_ns, 0))
+    return f"{before} before the log ends" if is_log else f"{before} ago"
+
+
+def said(event: Event | CrashDetails) -> str:
+    """Return the line of the log that reported something, and where it is in a text."""
+    message = event.message or "-"
+    return f"{message} (line {event.line})" if event.line else message
 
 
 def root_text(root: Root) -> str:

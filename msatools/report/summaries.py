@@ -2,6 +2,7 @@
 
 """What each command says, in one line, and command lines to go on with. Pure."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,13 @@ from msatools.kernel.report import LossLog, Report
 from msatools.locks.report import LocksReport
 from msatools.memory.model import MemstatReport
 from msatools.prstat.model import Load, LoadGroup, PrstatReport
-from msatools.report.model import NextStep, ReportSection, TriageVerdict, command_line
+from msatools.report.model import (
+    STDIN,
+    NextStep,
+    ReportSection,
+    TriageVerdict,
+    command_line,
+)
 from msatools.report.rule import (
     KERNEL_KINDS,
     ReportParts,
@@ -297,6 +304,8 @@ def next_steps(
 
     There are up to :data:`MOST`, and the usual ones if fewer than :data:`LEAST`.
     """
+    if parts.target.kind == "log":
+        return tuple(_steps_of_log(parts))
     steps: dict[str, str] = {}
     for verdict in verdicts:
         # The first is the worst.
@@ -317,6 +326,20 @@ def next_steps(
             steps.setdefault(command_line(parts.target, name, arguments), why)
     found = [NextStep(command=command, why=why) for command, why in steps.items()]
     return tuple(found[:MOST])
+
+
+def _steps_of_log(parts: ReportParts) -> Iterator[NextStep]:
+    """Yield what to look at in a log, which no other command reads."""
+    target, crash = parts.target, parts.crash
+    lines = [event.line for event in parts.events[-1:]]
+    line = crash.line if crash is not None and crash.line else next(iter(lines), None)
+    if line is not None and target.path != STDIN:
+        command = shlex.join(("less", "-R", f"+{line}", "--", target.path))
+        yield NextStep(command=command, why="the log from there on")
+    yield NextStep(
+        command=command_line(target, "report"),
+        why="the whole stack, all notes, and what the names mean",
+    )
 
 
 def _why(verdict: TriageVerdict) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A program in place of :mod:`msatools.bounded`: what it does is in the file it reads.
+"""A program in place of :mod:`msatools.console`: what it does is in the file it reads.
 
 A file that starts as a dump is read as ever.
 

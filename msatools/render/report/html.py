@@ -415,7 +415,7 @@ def _pictures(report: TriageReport, name: str) -> Iterator[Picture]:
         and parts.memstat.map is not None
     ):
         target = report.target
-        yield picture(parts.memstat.map, target.page_size, target.release)
+        yield picture(parts.memstat.map, target.page_size, target.release or "-")
     elif name == "locks" and parts.locks is not None:
         waits = wait_picture(parts.locks)
         if waits is not None:

@@ -4,7 +4,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import chain, groupby, islice
 
@@ -79,8 +79,8 @@ def report_blocks(
         yield line(not_crashed_text(report))
     yield from _verdicts(report, rows)
     yield line()
-    for name, section in report.sections.items():
-        yield from _section(name, section)
+    for names, section in groupby_section(report.sections):
+        yield from _section(names, section)
     if report.next:
         yield line()
         yield line(Span("NEXT", "title"))
@@ -116,6 +116,8 @@ def crash_text(report: TriageReport) -> str:
 
 def not_crashed_text(report: TriageReport) -> str:
     """Return a line on a dump that no crash is known of."""
+    if report.target.kind == "log":
+        return "It has no crash: none came, or the log ends before it."
     if report.coverage.get(Loss.LOG.value):
         return "Cannot tell whether it crashed: parts of the kernel log are unreadable."
     return "It had not crashed: the dump was taken of a running kernel."
@@ -136,6 +138,8 @@ def machine_text(report: TriageReport) -> str:
     if machine.time_ns is not None:
         when = _time_of_day(machine.time_ns)
         dumped = "dumped" if report.crash is None else "crashed"
+        if report.target.kind == "log":
+            dumped = "log ends"
         words.append(f"{'now' if report.target.live else dumped} {when}")
     if machine.taints:
         words.append(f"tainted {machine.taints}")
@@ -153,7 +157,8 @@ def _time_of_day(time_ns: int) -> str:
 def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     yield line(Span(f"CRASHED: {fault_text(crash)}", "bad"), f"  {who_text(crash)}")
     if crash.message is not None:
-        yield line(f"  {crash.message}")
+        where = f" (line {crash.line})" if crash.line else ""
+        yield line(f"  {crash.message}{where}")
     if gone := unloaded_text(crash):
         yield line(f"  {gone}")
     frames = [*frames_text(crash.frames)]
@@ -270,7 +275,9 @@ def no_verdict_text(report: TriageReport) -> str:
     count = report.checked
     checks = "automatic checks" if count is None else plural(count, "automatic check")
     lost = ""
-    if report.unchecked:
+    if report.target.kind == "log":
+        lost = f" {len(report.unchecked)} more need a dump."
+    elif report.unchecked:
         codes = ", ".join(report.unchecked)
         lost = f" Not tested, as something is missing: {codes}."
     return (
@@ -295,6 +302,15 @@ def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
     yield line(Span(label, _STYLES[verdict.severity]), f"  {verdict.text}")
     for fact in verdict.evidence:
         yield line(f"    {fact}")
+
+
+def groupby_section(
+    sections: Mapping[str, ReportSection],
+) -> Iterator[tuple[str, ReportSection]]:
+    """Yield the names of sections and what they say; of alike ones all names."""
+    for _, alike in groupby(sections.items(), key=lambda item: item[1]):
+        names, found = zip(*alike, strict=True)
+        yield ", ".join(names), found[0]
 
 
 def _section(name: str, section: ReportSection) -> Iterator[Text]:

@@ -3,7 +3,8 @@
 """The rules of verdicts, in four files; of equal severity the first come first.
 
 waits: tasks that wait; memory; cpus; crash: crashes, the log, the dump and what is odd.
-A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`.
+A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`, or in
+:data:`LOG_RULES`.
 """
 
 from typing import Any
@@ -47,3 +48,10 @@ RULES: tuple[VerdictRule[Any], ...] = (
     crash.KERNEL_WARNINGS,
     *crash.OBSERVATIONS,
 )
+
+LOG_RULES: tuple[VerdictRule[Any], ...] = (
+    *RULES,
+    waits.LOGGED_HUNG,
+    crash.DEVICE_ERRORS,
+)
+"""Those of a log without its kernel: of a dump there are better witnesses."""

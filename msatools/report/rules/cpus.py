@@ -33,6 +33,7 @@ from msatools.report.rule import (
     cause_text,
     count_text,
     pid_text,
+    said,
     starved_roots,
     stuck_roots,
     tasks_text,
@@ -250,7 +251,7 @@ def _stalls_words(subject: LoggedStalls) -> str:
 
 def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
     last = subject.events[-1]
-    yield last.message
+    yield said(last)
     for trace in last.backtraces[:3]:
         if trace.frames:
             cpu = "-" if trace.cpu is None else trace.cpu

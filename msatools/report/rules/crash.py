@@ -7,6 +7,7 @@ The threshold of a rule is a constant beside it; what several rules share is in
 :mod:`msatools.cpus.diagnostics`.
 """
 
+import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -17,6 +18,7 @@ from msgspec import Struct
 from msatools.kernel.report import Loss
 from msatools.locks.report import LockRow, LocksReport, Root, Wait
 from msatools.memory.model import Check
+from msatools.program.description import LogRecord
 from msatools.report.log import (
     OOPSES,
     Cause,
@@ -43,6 +45,7 @@ from msatools.report.rule import (
     nested_text,
     pid_text,
     root_text,
+    said,
     tasks_text,
     unloaded_text,
     unreclaimable,
@@ -76,7 +79,7 @@ def _panic_words(crash: CrashDetails) -> str:
 
 def _panic_evidence(crash: CrashDetails) -> Iterator[str]:
     if crash.message is not None:
-        yield crash.message
+        yield said(crash)
     if gone := unloaded_text(crash):
         yield gone
     if crash.frames and crash.cause != "nmi":
@@ -105,7 +108,7 @@ PANIC = VerdictRule(
     needs=(),
     when=_panic_when,
     severity="critical",
-    confidence="exact",
+    confidence=lambda crash: "exact" if crash.has_panicked else "likely",
     words=_panic_words,
     evidence=_panic_evidence,
     see=_see,
@@ -203,7 +206,7 @@ def _oops_evidence(oopses: _Oopses) -> Iterator[str]:
     for event in oopses.events[:3]:
         pid, comm = _victim(event)
         who = "" if pid is None else f", in {pid_text(pid, comm)}"
-        yield f"{event.message}{who}"
+        yield f"{said(event)}{who}"
     for row in oopses.left[:3]:
         had = "had" if _names_killed(row, oopses.events) else "may have had"
         waiters = tasks_text(((pid, None) for pid in row.waiters), 3)
@@ -298,7 +301,7 @@ def _kernel_warnings_evidence(subject: _Warnings) -> Iterator[str]:
         for place, count in places[:_PLACES]:
             yield f"{count_text(count, 'time')} in {place}"
     elif subject.events:
-        yield subject.events[-1].message
+        yield said(subject.events[-1])
 
 
 KERNEL_WARNINGS = VerdictRule(
@@ -310,6 +313,104 @@ KERNEL_WARNINGS = VerdictRule(
     words=_kernel_warnings_words,
     evidence=_kernel_warnings_evidence,
     see=lambda subject: ("report", "--full"),
+)
+
+
+# --- Errors of hardware, disks and file systems, in a log without its kernel.
+#
+# Of a dump and of a running kernel there are better witnesses: I/O that does not end,
+# poisoned pages, tasks in state D.
+
+
+_DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
+    (
+        # drivers/edac, arch/x86/kernel/cpu/mce, drivers/firmware/efi/cper.c
+        "hardware error",
+        (
+            r"mce: \[Hardware Error\]|\{\d+\}\[Hardware Error\]: event severity|"
+            r"EDAC \w*\d: \d+ [CU]E |Memory failure: 0x|"
+            r".*[Mm]achine check events logged|.*PCIe Bus Error: severity="
+        ),
+    ),
+    (
+        # block/blk-core.c, fs/buffer.c, drivers/nvme/host, drivers/scsi, drivers/ata
+        "I/O error",
+        (
+            r"(blk_update_request: |print_req_error: )?(I/O|critical \w+) error, dev |"
+            r"Buffer I/O error on dev|nvme\w*( nvme\d+)?: .*(timeout|I/O Error|"
+            r"controller is down|Device not ready)|"
+            r"sd [\d:]+: .*(rejecting I/O|FAILED Result)|"
+            r"ata\d+(\.\d+)?: (exception|failed)"
+        ),
+    ),
+    (
+        # fs/ext4/super.c, fs/xfs, fs/btrfs, fs/jbd2
+        "error of a file system",
+        (
+            r"EXT[234]-fs (error|\(.*Remounting filesystem read-only)|"
+            r"Aborting journal on device|JBD2: .*[Ee]rror|"
+            r"XFS \(.*(orruption|shut.?down|metadata I/O error)|"
+            r"BTRFS (error|critical)|F2FS-fs \(.*(orrupt|inconsisten)"
+        ),
+    ),
+)
+_ERRORS_SHOWN = 4
+
+
+class DeviceErrors(Struct, frozen=True):
+    """Lines of one kind in a log."""
+
+    kind: str
+    lines: list[LogRecord]
+    parts: ReportParts
+
+    @property
+    def line(self) -> int:
+        """Number of the first of them in the text."""
+        return self.lines[0].line
+
+
+def device_errors(parts: ReportParts) -> Iterator[DeviceErrors]:
+    """Yield the errors of hardware, disks and file systems in a log, by kind."""
+    if parts.target.kind != "log":
+        return
+    found: dict[str, list[LogRecord]] = {kind: [] for kind, _ in _DEVICE_ERRORS}
+    # Few targets are logs: compiled when they are imported, all would wait for them.
+    compiled = [(kind, re.compile(words)) for kind, words in _DEVICE_ERRORS]
+    for record in parts.log:
+        if record.is_kernel:
+            for kind, words in compiled:
+                if words.match(record.text):
+                    found[kind].append(record)
+                    break
+    for kind, lines in found.items():
+        if lines:
+            yield DeviceErrors(kind, lines, parts)
+
+
+def _device_errors_words(subject: DeviceErrors) -> str:
+    kind = subject.kind.partition(" of ")
+    what = count_text(len(subject.lines), kind[0]) + kind[1] + kind[2]
+    last = ago(subject.parts, subject.lines[-1].time_ns)
+    return f"the log has {what}, the last {last}"
+
+
+def _device_errors_evidence(subject: DeviceErrors) -> Iterator[str]:
+    for record in subject.lines[:_ERRORS_SHOWN]:
+        yield f"{record.text.strip()} (line {record.line})"
+    if left := len(subject.lines[_ERRORS_SHOWN:]):
+        yield f"… {count_text(left, 'more line')}"
+
+
+DEVICE_ERRORS = VerdictRule(
+    code="device-errors",
+    needs=(),
+    when=device_errors,
+    severity="warning",
+    confidence="exact",
+    words=_device_errors_words,
+    evidence=_device_errors_evidence,
+    see=lambda subject: ("report", "-v"),
 )
 
 

@@ -129,7 +129,9 @@ def _out_of_memory_evidence(subject: _MemoryShortage) -> Iterator[str]:
     page = parts.target.page_size
     if last.order is not None and last.order >= 0:
         asked = f"asked for {size(page << last.order)} (order {last.order})"
-        yield f"{last.comm} {asked}" + (f", {last.flags}" if last.flags else "")
+        where = f" (line {last.line})" if last.line else ""
+        flags = f", {last.flags}" if last.flags else ""
+        yield f"{last.comm} {asked}{flags}{where}"
     if last.filled:
         whole = sum(last.filled.values())
         kinds = [

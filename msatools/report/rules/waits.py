@@ -25,6 +25,7 @@ from msatools.locks.report import (
     Wait,
 )
 from msatools.prstat.model import TaskRow
+from msatools.report.log import Event, faulting
 from msatools.report.model import Severity, VerdictConfidence
 from msatools.report.rule import (
     DOUBTS,
@@ -32,6 +33,7 @@ from msatools.report.rule import (
     LONG_NS,
     ReportParts,
     VerdictRule,
+    ago,
     count_text,
     explained,
     frozen_roots,
@@ -39,6 +41,7 @@ from msatools.report.rule import (
     is_vfork,
     pid_text,
     root_text,
+    said,
     served_age_ns,
     stopped_age_ns,
     stopped_roots,
@@ -269,6 +272,60 @@ def roots_of(locks: LocksReport, waits: Iterable[Wait]) -> Iterator[str]:
     for what, count in waiting.items():
         yield waits_for_text(count, what)
 
+
+class _LoggedHung(Struct, frozen=True):
+    """Hung tasks of the kernel's log, where tasks cannot be read."""
+
+    parts: ReportParts
+    events: list[Event]
+    """The last report on each task, the oldest first."""
+
+    count: int
+    """Number of reports."""
+
+
+def _logged_hung_when(parts: ReportParts) -> Iterator[_LoggedHung]:
+    found = [
+        event
+        for event in parts.events
+        if event.cause == "hung-task" and not event.is_panic
+    ]
+    if found and parts.locks is None:
+        last = {(event.pid, event.comm): event for event in found}
+        yield _LoggedHung(parts, [*last.values()], len(found))
+
+
+def _logged_hung_words(subject: _LoggedHung) -> str:
+    tasks = ((event.pid, event.comm) for event in subject.events)
+    return (
+        f"the kernel reported {count_text(len(subject.events), 'hung task')}, "
+        f"{count_text(subject.count, 'time')}: {tasks_text(tasks, 3)}; last "
+        f"{ago(subject.parts, subject.events[-1].time_ns)}"
+    )
+
+
+def _logged_hung_evidence(subject: _LoggedHung) -> Iterator[str]:
+    for event in subject.events[:_HUNG_SHOWN]:
+        frames = event.backtrace.frames if event.backtrace else []
+        stuck = faulting(frames, event.cause) or frames
+        stack = " < ".join(frame.text for frame in stuck[:_HUNG_FRAMES])
+        yield f"{said(event)}{f': {stack}' if stack else ''}"
+    if left := len(subject.events[_HUNG_SHOWN:]):
+        yield f"… {count_text(left, 'more hung task')}"
+
+
+_HUNG_SHOWN, _HUNG_FRAMES = 3, 4
+
+LOGGED_HUNG = VerdictRule(
+    code="hung-tasks",
+    needs=(),
+    when=_logged_hung_when,
+    severity="critical",
+    confidence="exact",
+    words=_logged_hung_words,
+    evidence=_logged_hung_evidence,
+    see=lambda subject: ("report", "-v"),
+)
 
 HUNG_TASKS = VerdictRule(
     code="hung-tasks",

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Kernel logs as text, of any origin: their lines become records as a dump has them.
+
+Nothing of a text is trusted: its size is bounded, and a line that is no line of a
+kernel is left out. Only msa-report reads them, so that no dump waits for this module.
+"""
+
+import re
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import BinaryIO, NamedTuple
+
+from drgn import Program
+from msgspec import Struct
+from msgspec.structs import replace
+
+from msatools.program.description import OPENED_TEXT, LogRecord
+from msatools.program.dumpfile import os_error
+from msatools.program.foreign import WIDE
+from msatools.program.log_lines import (
+    NS,
+    Clock,
+    LineParser,
+    LogLine,
+    clean_line,
+    hosts_of,
+)
+from msatools.program.model import Target, TargetError
+
+# --- A text as a whole: which of its lines are the kernel's, and of which boot.
+
+
+MAX_BYTES = 32 << 20
+"""What is read of a text: its end, where a crash is."""
+
+_CHUNK = 1 << 20
+
+
+_FEW, _SHARE = 50, 0.05
+"""A text is a log if it has so many lines of a kernel, or such a share of them."""
+
+_VERSION = re.compile(r"Linux version (?P<release>\d\S{0,64}) .*?(?P<build>#\d.*)?$")
+_LINUX, _BOOTING = "Linux version ", "Booting Linux on physical CPU "
+_RELEASE = re.compile(
+    r".*?(?:Not tainted|Tainted: [A-Z -]+?) +(?P<release>\d\S{0,64}) #", re.DOTALL
+)
+_WITNESS = re.compile(
+    r"Linux version \d+\.\d+.*#\d|Kernel panic - not syncing: |"
+    r"CPU: \d+ (UID: \d+ )?PID: \d+ Comm: .* (Not t|T)ainted"
+)
+"""Lines that nothing but a kernel writes."""
+
+_PSTORE = re.compile(r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d+) Part(\d+)$")
+_BOOT_MARKS = "-- Boot ", "-- Reboot --"
+_RESET_NS = 10 * NS
+"""A clock that falls by so much belongs to another boot."""
+
+_ARCHITECTURES = (
+    ("x86_64", re.compile(r"RIP: \w{4}:|BIOS-e820: |x86/|smpboot: |RAX: [0-9a-f]{16}")),
+    (
+        "aarch64",
+        re.compile(r"Booting Linux on physical CPU 0x0000|pstate: |Internal error: .*"),
+    ),
+    ("riscv64", re.compile(r"SBI specification|epc : |riscv: ")),
+)
+_X86 = "x86_64"
+_PAGES = re.compile(r"active_anon:(\d{1,15}) inactive_anon:")
+_KIB = re.compile(r"Node \d+ active_anon:(\d{1,18})kB")
+PAGE_BYTES = 4096
+
+_UNKNOWN_LEVEL = 4
+"""printk's own default (CONFIG_MESSAGE_LOGLEVEL_DEFAULT)."""
+
+
+class Boot(Struct, frozen=True):
+    """What a text has of one boot of a kernel."""
+
+    records: tuple[LogRecord, ...]
+    begins: str
+    """The first time, as the text writes it; empty if it has none."""
+
+    ends: str
+    clock: Clock | None
+    """What the times of the records are by; ``None`` if they have none."""
+
+    end_day_ns: int | None
+    """When the last record was written, in ns since 1970; ``None`` if the text does not
+    say its zone."""
+
+    host: str | None
+    first: int
+    """Number of its first line, from 1."""
+
+    last: int
+
+
+class LogText(Struct, frozen=True):
+    """A kernel's log that was a text."""
+
+    boots: tuple[Boot, ...]
+    lines: int
+    """Lines of the text, those of programs, too."""
+
+    skipped_bytes: int
+    """Bytes before them that were not read."""
+
+    has_levels: bool
+    """Whether it says how bad each line is."""
+
+    chosen: int | None = None
+    """Number of the boot that was asked for, from 1."""
+
+
+class LogBytes(NamedTuple):
+    """The end of a text."""
+
+    data: bytes
+    skipped_bytes: int = 0
+    """Bytes before it, which were not kept."""
+
+    skipped_lines: int = 0
+
+
+def read_end(file: BinaryIO, most: int = MAX_BYTES) -> LogBytes:
+    """Read a stream until it ends, and return its last bytes, *most* or a MiB more."""
+    kept, bytes_, lines = bytearray(), 0, 0
+    while part := file.read(_CHUNK):
+        kept += part
+        over = len(kept) - most
+        if over > _CHUNK:
+            bytes_, lines = bytes_ + over, lines + kept.count(b"\n", 0, over)
+            del kept[:over]
+    return LogBytes(bytes(kept), bytes_, lines)
+
+
+def open_log(
+    path: str, text: LogBytes | None, chosen: int | None
+) -> tuple[Program, Target] | None:
+    """Open a text as a kernel's log; ``None`` if it is none.
+
+    :param path: Its path, or what to call it.
+    :param text: What was read of it, if it is not a file.
+    :param chosen: Number of the boot that was asked for, from 1.
+    :return: A program without memory, for :mod:`msatools.report`.
+    :raises TargetError: if it has no such boot, or cannot be read
+    """
+    if text is None:
+        try:
+            with open(path, "rb") as file:
+                text = read_end(file)
+        except OSError as error:
+            raise os_error(path, error) from error
+    found = parse_log(text)
+    if found is None:
+        return None
+    if chosen is not None and not 1 <= chosen <= len(found.boots):
+        boots = f"{len(found.boots)} boot{'s' if len(found.boots) > 1 else ''}"
+        raise TargetError(
+            path, f"a log of {boots}, and no number {chosen}", "leave out --kernel"
+        )
+    prog = Program()
+    prog.cache[OPENED_TEXT] = replace(found, chosen=chosen)
+    return prog, Target(
+        path=path,
+        kind="log",
+        live=False,
+        release=None,
+        arch=None,
+        page_size=PAGE_BYTES,
+        types=None,
+        dump_level=None,
+        truncated=bool(text.skipped_bytes),
+        crash=None,
+        format="kernel log",
+    )
+
+
+def parse_log(text: LogBytes) -> LogText | None:
+    """Return the log in a text; ``None`` if it has none."""
+    raw = _in_order(_decoded(text.data).split("\n"), text.skipped_lines + 1)
+    texts = [clean_line(line) for _, line in raw]
+    parser = LineParser(hosts_of(texts))
+    lines = [
+        parsed
+        for (number, _), text in zip(raw, texts, strict=True)
+        if (parsed := parser.parse(number, text)) is not None
+    ]
+    kernel = _of_kernel(lines)
+    if not kernel or not _is_log(kernel, sum(1 for text in texts if text)):
+        return None
+    marks = [
+        number
+        for (number, _), text in zip(raw, texts, strict=True)
+        if text.startswith(_BOOT_MARKS)
+    ]
+    boots = tuple(_boot(part) for part in _boots(kernel, marks))
+    levels = any(line.level is not None for line in kernel)
+    count = text.skipped_lines + len(raw) - (not texts[-1])
+    return LogText(boots, count, text.skipped_bytes, levels)
+
+
+def _decoded(data: bytes) -> str:
+    if data.startswith(WIDE):
+        return data.decode("utf-16", "replace")
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "backslashreplace")
+
+
+def _in_order(lines: Sequence[str], first: int) -> list[tuple[int, str]]:
+    """Return the lines and their numbers; the last part of pstore's comes first."""
+    parts: dict[tuple[int, int], list[tuple[int, str]]] = {}
+    key = (0, 0)
+    for number, line in enumerate(lines, first):
+        if line[:1] in "POESU" and (found := _PSTORE.match(line.strip())):
+            key = int(found[1]), -int(found[2])
+        parts.setdefault(key, []).append((number, line))
+    return [each for _, part in sorted(parts.items()) for each in part]
+
+
+def _of_kernel(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Return the lines of the kernel.
+
+    Those are the ones with its stamp, or its name; without any, all that begin with a
+    time, or that have none.
+    """
+    for forms in (("stamp", "kernel"), ("dated",), ("bare",)):
+        found = [line for line in lines if line.form in forms and line.text]
+        if found:
+            return found
+    return []
+
+
+def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
+    """Return whether a text is a log, and not one that quotes some lines of one.
+
+    :param count: Lines of the text that are not empty.
+    """
+    if any(_WITNESS.match(line.text) for line in kernel):
+        return True
+    if kernel[0].form in ("bare", "dated"):
+        # dmesg's own dates are in brackets or have a comma.
+        return (
+            kernel[0].form == "dated"
+            and len(kernel) >= _SHARE * count > 0
+            and any(
+                re.match(r"\w{3} |.*\d,\d{6}", line.when)
+                for line in islice(kernel, _FEW)
+            )
+        )
+    return len(kernel) >= _FEW or len(kernel) >= _SHARE * count
+
+
+def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogLine]]:
+    """Yield the lines of each boot, the oldest first.
+
+    :param marks: Numbers of lines that the journal has put between boots.
+    """
+    boot: list[LogLine] = []
+    highest_ns, has_version = 0, False
+    for line in lines:
+        is_version = line.text.startswith(_LINUX) and bool(_VERSION.match(line.text))
+        ns = line.boot_ns
+        fell = ns is not None and ns < highest_ns - _RESET_NS and ns < _RESET_NS
+        if boot and bisect(marks, line.number) > bisect(marks, boot[-1].number):
+            fell = True
+        if boot and (
+            fell or (has_version and is_version) or line.text.startswith(_BOOTING)
+        ):
+            yield boot
+            boot, highest_ns, has_version = [], 0, False
+        elif boot and is_version and len(boot) > _EARLY:
+            # The log of another boot before it has lost its beginning.
+            yield boot
+            boot, highest_ns = [], 0
+        boot.append(line)
+        has_version |= is_version
+        highest_ns = max(highest_ns, ns or 0)
+    yield boot
+
+
+_EARLY = 3
+"""Lines that a kernel may log before its version."""
+
+
+def _boot(lines: Sequence[LogLine]) -> Boot:
+    stamped = [line for line in lines if line.boot_ns is not None]
+    clock: Clock | None = None
+    if stamped:
+        clock = "boot"
+    elif any(line.day_ns is not None for line in lines):
+        clock = "day"
+    records: list[LogRecord] = []
+    last_ns = 0
+    for line in lines:
+        ns = line.boot_ns if clock == "boot" else line.day_ns
+        last_ns = last_ns if ns is None else ns
+        records.append(
+            LogRecord(
+                time_ns=last_ns,
+                level=_UNKNOWN_LEVEL if line.level is None else line.level,
+                text=line.text,
+                tid=line.tid,
+                cpu=line.cpu,
+                facility=line.facility,
+                line=line.number,
+                when=None if clock == "boot" else line.when,
+            )
+        )
+    times = [line.when for line in lines if line.when]
+    zoned = [line for line in lines if line.is_zoned and line.day_ns is not None]
+    numbers = [line.number for line in lines]
+    return Boot(
+        records=tuple(records),
+        begins=times[0] if times else "",
+        ends=times[-1] if times else "",
+        clock=clock,
+        end_day_ns=zoned[-1].day_ns if zoned else None,
+        host=next((line.host for line in lines if line.host), None),
+        first=min(numbers),
+        last=max(numbers),
+    )
+
+
+# --- What a log says of its kernel.
+
+
+class LogFacts(Struct, frozen=True):
+    """What a boot's lines say of the kernel; ``None`` if they do not."""
+
+    release: str | None = None
+    build: str | None = None
+    arch: str | None = None
+    page_bytes: int | None = None
+
+
+def facts_of(boot: Boot) -> LogFacts:
+    """Return what a log says of its kernel."""
+    release = build = arch = None
+    pages: list[int] = []
+    kib: list[int] = []
+    for record in boot.records:
+        text = record.text
+        if build is None and (found := _VERSION.match(text)):
+            release, build = found["release"], found["build"]
+        elif release is None and "ainted" in text and (found := _RELEASE.match(text)):
+            release = found["release"]
+        if arch is None:
+            names = (name for name, words in _ARCHITECTURES if words.match(text))
+            arch = next(names, None)
+        if found := _PAGES.match(text):
+            pages, kib = [int(found[1])], []
+        elif found := _KIB.match(text):
+            kib.append(int(found[1]))
+    page_bytes = PAGE_BYTES if arch == _X86 else None
+    if page_bytes is None and pages and pages[0] and kib:
+        # One sum in pages, and its parts in KiB (mm/show_mem.c).
+        shift = (sum(kib) * 1024 // pages[0]).bit_length() - 1
+        page_bytes = 1 << shift if 12 <= shift <= 16 else None
+    return LogFacts(release, build, arch, page_bytes)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports of kernel logs that are texts, against those of their dumps."""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msatools.commands.report import COMMAND
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.program import Opened, TargetError, TargetSpec, open_target
+from msatools.program.description import LogRecord
+from msatools.program.log_text import LogBytes, parse_log, read_end
+from msatools.report.log import read_log
+from msatools.report.model import TriageReport
+from msatools.report.report import collect_report
+from tests.support.calls import Ran, call
+from tests.support.logtext import LINES, decoded, dmesg, dmesg_json, pstore, texts
+from tests.support.tiers import KERNEL
+
+CRASHES = (
+    *("crashes-null", "crashes-bug", "crashes-stack", "crashes-fault", "crashes-warn"),
+    *("crashes-nested", "crashes-oom-group", "crashes-init", "watchdogs-hung"),
+)
+"""Crashes whose reports one CPU wrote: lines of several cannot be told apart."""
+
+NULL = f"crashes-null-{KERNEL}"
+FEW = ("crashes-null", "crashes-oom-group")
+EACH = [
+    pytest.param(f"{name}-{KERNEL}", marks=[] if name in FEW else [pytest.mark.long])
+    for name in CRASHES
+]
+
+
+@cache
+def dump(name: str) -> Opened:
+    return open_target(TargetSpec(path=str(lab.build(name).kept)))
+
+
+@cache
+def of_dump(name: str) -> TriageReport:
+    return collect_report(dump(name).prog, target=dump(name).target)
+
+
+@cache
+def log(name: str) -> tuple[LogRecord, ...]:
+    return tuple(read_log(Reader(dump(name).prog), LossLog()))
+
+
+def opened(text: str | bytes, **more: Any) -> Opened:
+    data = text.encode() if isinstance(text, str) else text
+    spec = TargetSpec(path="-", takes_logs=True, text=LogBytes(data), **more)
+    return open_target(spec)
+
+
+def report(text: str | bytes, **more: Any) -> TriageReport:
+    target = opened(text, **more)
+    return collect_report(target.prog, target=target.target)
+
+
+def lines(records: Sequence[LogRecord], line: Callable[[LogRecord], str]) -> str:
+    return "".join(f"{line(each)}\n" for each in records)
+
+
+def panic(found: TriageReport) -> tuple[str, str, list[str]]:
+    """Return what the verdict of the crash says, without what only a text has."""
+    (verdict,) = [each for each in found.verdicts if each.code == "panic"]
+    evidence = [each.rpartition(" (line ")[0] or each for each in verdict.evidence]
+    return verdict.severity, verdict.text, evidence
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_form_says_what_the_dump_says(name: str) -> None:
+    whole = of_dump(name)
+    assert whole.crash is not None
+    for form, text in texts(log(name)):
+        found = report(text)
+        assert found.crash is not None, form
+        assert panic(found) == panic(whole), form
+        for field in ("cause", "message", "function", "module", "cpu", "pid", "comm"):
+            of_text = getattr(found.crash, field)
+            assert of_text == getattr(whole.crash, field), (form, field)
+        assert found.crash.frames == whole.crash.frames, form
+        assert found.crash.fingerprint == whole.crash.fingerprint, form
+        assert (found.target.kind, found.target.types) == ("log", None)
+        # A part of pstore may begin after the line that has it.
+        assert found.target.release == whole.target.release, form
+        assert found.target.arch == whole.target.arch, form
+        assert not found.faults
+
+
+def test_line_of_the_text() -> None:
+    """Evidence names the line, whatever stands before and between."""
+    noise = [f"a line of a program {number}" for number in range(7)]
+    text = lines(log(NULL), dmesg).splitlines()
+    mixed = "\n".join([*noise, *text[:200], *noise, *text[200:]])
+    found = report(mixed)
+    assert found.crash is not None
+    assert found.crash.line is not None
+    assert mixed.splitlines()[found.crash.line - 1].endswith(found.crash.message or "-")
+    (verdict,) = [each for each in found.verdicts if each.code == "panic"]
+    assert verdict.evidence[0] == f"{found.crash.message} (line {found.crash.line})"
+    span = found.target.log
+    assert span is not None
+    assert (span.lines, span.first_line) == (len(mixed.splitlines()), 8)
+    assert span.begins == "0.000000 s"
+
+
+def test_what_a_text_may_have_beside() -> None:
+    """Junk, cut lines, other encodings: the crash is the same."""
+    text = lines(log(NULL), dmesg)
+    prints = of_dump(NULL).crash.fingerprint  # type: ignore[union-attr]
+    half = len(text) // 2
+    junk = bytes(range(256)) * 8
+    for data in (
+        junk + b"\n" + text.encode(),
+        text[:half].encode() + junk + text[half:].encode(),
+        b"\xef\xbb\xbf" + text.encode(),
+        text.encode("utf-16"),
+        text.replace("\n", "\r\n").encode(),
+        text.replace("\n", "\x1b[0m\n\x1b]0;title\x07").encode(),
+        text[half + 3 :].encode(),
+        "".join(f"> {line}\n" for line in text.splitlines()).encode(),
+        text.encode() + b"\xff\xfe\xfd",
+    ):
+        found = report(data).crash
+        assert found is not None, data[:40]
+        assert found.fingerprint == prints, data[:40]
+
+
+def test_boots() -> None:
+    """The last with a crash is shown, or the one that is asked for."""
+    crashed = lines(log(NULL), dmesg)
+    well = lines(log(NULL)[:300], dmesg)
+    found = report(well + crashed + well)
+    assert found.crash is not None
+    assert found.target.log is not None
+    assert (found.target.log.boot, found.target.log.boots) == (2, 3)
+    assert found.target.log.first_line == 301
+    assert any(note.code == "boots" for note in found.notes)
+    last = report(well + crashed + well, kernel=3)
+    assert last.crash is None
+    assert last.target.log is not None
+    assert last.target.log.boot == 3
+    with pytest.raises(TargetError, match="a log of 3 boots, and no number 4"):
+        report(well + crashed + well, kernel=4)
+
+
+def test_programs_are_told_apart() -> None:
+    """A line of a program is no evidence, where its facility is known."""
+    made_up = LogRecord(10**12, 4, "Kernel panic - not syncing: sysrq", 1, None, 1)
+    records = (*log(NULL)[:300], made_up)
+    for form in ("dmesg -x", "dmesg -r", "journalctl -k", "journalctl -o json"):
+        assert report(lines(records, LINES[form])).crash is None, form
+    assert report(dmesg_json(records)).crash is None
+
+
+def test_parts_of_pstore_are_put_in_order() -> None:
+    text = pstore(log(NULL), lines=20)
+    assert text.startswith("Panic#1 Part1\n")
+    found = parse_log(LogBytes(text.encode()))
+    assert found is not None
+    (boot,) = found.boots
+    times = [record.time_ns for record in boot.records]
+    assert times == sorted(times)
+
+
+def test_levels() -> None:
+    """With them the last lines are those of the dump; without, only of what is told."""
+    assert report(lines(log(NULL), decoded)).log == of_dump(NULL).log
+    assert report(lines(log(NULL)[:300], dmesg)).log == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no kernel log"),
+        ("some text\n" * 50, "no kernel log"),
+        ("# A guide\n" * 90 + "[    1.234567] usb 1-1: new device\n", "no kernel log"),
+        ("Oops, that went wrong.\nBUG: it does not work\n", "no kernel log"),
+        ('{"error": "not found"}\n', "no kernel log"),
+    ],
+)
+def test_texts_that_are_no_logs(text: str, why: str) -> None:
+    with pytest.raises(TargetError, match=why):
+        opened(text)
+
+
+def test_files_that_are_no_logs_are_refused_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for data in (
+        b"<html>" + b"[    1.234567] usb 1-1: new device\n" * 99,
+        b"version https://git-lfs.github.com/spec/v1\n",
+        b'{"error": "not found"}\n',
+        b"some text\n",
+        b"\x1f\x8b\x08",
+    ):
+        path.write_bytes(data)
+        errors = []
+        for takes_logs in (False, True):
+            with pytest.raises(TargetError) as caught:
+                open_target(TargetSpec(path=str(path), takes_logs=takes_logs))
+            errors.append(str(caught.value))
+        assert errors[0] == errors[1]
+
+
+def run(*words: str) -> Ran:
+    return call(COMMAND, *words, opening=open_target)
+
+
+def test_command(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_text(lines(log(NULL), dmesg))
+    prints = of_dump(NULL).crash.fingerprint  # type: ignore[union-attr]
+    ran = run(str(path))
+    assert (ran.status, ran.err) == (0, "")
+    first, *_ = ran.out.splitlines()
+    release = of_dump(NULL).target.release
+    assert first.startswith(
+        f"a kernel log, {len(log(NULL))} lines, from 0.000000 s to "
+    )
+    assert first.endswith(f" s, of kernel {release}")
+    assert f"less -R +{report(path.read_bytes()).crash.line} " in ran.out  # type: ignore[union-attr]
+    assert run(str(path), "--fingerprint").out == f"{prints}\n"
+    found = json.loads(run(str(path), "--json").out)
+    assert found["target"]["kind"] == "log"
+    assert {*found["sections"]["memstat"]} == {"error"}
+    assert run(str(path), "--strict").status == 0
+    for options, why in (
+        (("--full",), "leave out --full"),
+        (("--types", "btf"), "leave out --types"),
+        (("-s", "vmlinux"), "leave out -s"),
+    ):
+        ran = run(str(path), *options)
+        assert ran.status == 1
+        assert why in ran.err
+    assert run(str(path), "5").status == 2
+
+
+def test_text_that_is_too_long() -> None:
+    """Its end is read; the numbers of lines are those of the whole."""
+    text = lines(log(NULL), dmesg).encode()
+    before = b"a line of some program or other\n" * (4 << 15)
+    end = read_end(io.BytesIO(before + text), most=1 << 20)
+    assert len(end.data) < 3 << 20
+    assert end.skipped_bytes + len(end.data) == len(before) + len(text)
+    found = parse_log(end)
+    assert found is not None
+    assert found.boots[0].first == (4 << 15) + 1
+    target = open_target(TargetSpec(path="-", takes_logs=True, text=end))
+    shown = collect_report(target.prog, target=target.target)
+    assert shown.target.truncated
+    assert shown.coverage["log_unreadable"] == 1
+    assert shown.crash is not None
+
+
+def test_oops_that_ends_the_log() -> None:
+    """Before panic(), as with a capture kernel: that is likely, and not known."""
+    oops = (
+        "[    1.000000] BUG: kernel NULL pointer dereference, address: 0000000000000",
+        "[    1.000000] Oops: Oops: 0000 [#1] PREEMPT SMP NOPTI",
+        "[    1.000000] CPU: 1 UID: 0 PID: 7 Comm: a Not tainted 6.12.1 #1 Debian",
+        "[    1.000000] RIP: 0010:f+0x1/0x2",
+    )
+    end = "[    1.000100] ---[ end trace 0000000000000000 ]---"
+    (verdict,) = report("\n".join(oops)).verdicts
+    assert (verdict.code, verdict.confidence) == ("panic", "likely")
+    (verdict,) = report("\n".join([*oops, end])).verdicts
+    assert verdict.code == "oops"
+
+
+OF_OTHER_KERNELS = {
+    "old frames": (
+        "Jan  1 00:00:01 a kernel: BUG: unable to handle kernel paging request at 8\n"
+        "Jan  1 00:00:01 a kernel: Oops: 0002 [#1] SMP \n"
+        "Jan  1 00:00:01 a kernel: CPU: 3 PID: 7 Comm: b Tainted: G    B   "
+        "       ------------ T 3.10.0-1.el7.x86_64 #1\n"
+        "Jan  1 00:00:01 a kernel: RIP: 0010:[<ffffffff81000010>]  "
+        "[<ffffffff81000010>] f+0x10/0x20\n"
+        "Jan  1 00:00:01 a kernel: Call Trace:\n"
+        "Jan  1 00:00:01 a kernel:  [<ffffffff81000030>] g+0x10/0x20\n"
+        "Jan  1 00:00:01 a kernel: ---[ end trace 0123456789abcdef ]---\n"
+        "Jan  1 00:00:01 a sshd[7]: Kernel panic - not syncing: not at all\n",
+        ("oops", "page fault at a bad address in f"),
+    ),
+    "two lines on a victim": (
+        "[Thu Jan  1 00:00:01 2026] a invoked oom-killer: gfp_mask=0xd0, order=0\n"
+        "[Thu Jan  1 00:00:01 2026] Task in /x/y killed as a result of limit of /x\n"
+        "[Thu Jan  1 00:00:01 2026] memory: usage 8kB, limit 8kB, failcnt 1\n"
+        "[Thu Jan  1 00:00:01 2026] Memory cgroup stats for /x/y: cache:0KB\n"
+        "[Thu Jan  1 00:00:01 2026] Memory cgroup out of memory: Kill process 8 (b) "
+        "score 9 or sacrifice child\n"
+        "[Thu Jan  1 00:00:01 2026] Killed process 9 (c) total-vm:8kB, anon-rss:4kB\n",
+        ("out-of-memory", "control group /x ran out", "killed pid 9 c (4 KiB anon)"),
+    ),
+    "hung task": (
+        "[  300.000000] INFO: task a:7 blocked for more than 120 seconds.\n"
+        "[  300.000000] Call Trace:\n"
+        "[  300.000000]  [<ffffffff81000010>] schedule+0x29/0x70\n"
+        "[  300.000000]  [<ffffffff81000010>] f+0x29/0x70 [m]\n",
+        ("hung-tasks", "1 hung task, 1 time: pid 7 a", "f+0x29/0x70 [m]"),
+    ),
+    "old watchdogs": (
+        "[  300.000000][    C2] NMI watchdog: BUG: soft lockup - CPU#2 stuck for 22s! "
+        "[a:7]\n"
+        "[  301.000000][    C1] INFO: rcu_sched self-detected stall on CPU\n"
+        "[  301.000000][    C1] \t1-...: (99 ticks this GP) idle=1\n",
+        ("cpu-stalled", "CPU 2: soft lockup", "rcu-stalled", "CPU 1: RCU stall"),
+    ),
+    "devices": (
+        "kern  :err   : [    1.000000] EXT4-fs error (device sda1): f:1: comm a: b\n"
+        "kern  :err   : [    1.000000] mce: [Hardware Error]: Machine check events\n",
+        ("device-errors", "1 hardware error", "1 error of a file system", "(line 1)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*OF_OTHER_KERNELS])
+def test_logs_of_other_kernels(name: str) -> None:
+    """What no kernel of the lab logs: how older ones, and hardware, report."""
+    text, expected = OF_OTHER_KERNELS[name]
+    found = report(text)
+    assert found.crash is None
+    said = "\n".join(
+        "\n".join((each.code, each.text, *each.evidence)) for each in found.verdicts
+    )
+    for words in expected:
+        assert words in said
+    assert not found.faults
