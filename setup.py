@@ -60,7 +60,7 @@ class InstallData(install_data):
             shutil.rmtree(share, ignore_errors=True)
             # Python looks for modules here first.
             subprocess.run(
-                [sys.executable, "-m", "msatools.derived", share],
+                [sys.executable, "-m", "msatools.derived.manuals", share],
                 cwd=build.build_lib,
                 check=True,
             )

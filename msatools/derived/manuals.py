@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Manual pages of ``msa`` and of each command, in roff (man(7))."""
+"""Manual pages of ``msa`` and of each command, in roff (man(7)).
 
+``python -m msatools.derived.manuals FOLDER`` writes them, and completion scripts, below
+a folder such as /usr/share; setup.py calls it when it builds a package.
+"""
+
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msatools
 from msatools.cli.arguments import Command, examples_of
 from msatools.cli.subcommands import CommandGroup
+from msatools.derived.completions import completions
 from msatools.derived.options import Option, options_of, options_of_subcommand
 from msatools.help.topics import pages_on
 from msatools.legends import legend_of
@@ -287,3 +294,16 @@ def _escape(text: str) -> str:
     ):
         text = text.replace(character, by)
     return text
+
+
+def main(folder: str) -> None:
+    """Write all manual pages and completion scripts below a folder."""
+    pages = {f"man/man1/{name}": text for name, text in manuals().items()}
+    for name, text in {**pages, **completions()}.items():
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -139,7 +139,7 @@ def with_views(
         report = replace(report, by=groups)
     if options.why:
         # A legend takes milliseconds to import.
-        from msatools.prstat.column_docs import explain
+        from msatools.legends.prstat import explain
 
         accounting, is_bound = report.accounting, kept.latency_is_bound
         reasons = (

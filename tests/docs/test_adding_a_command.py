@@ -187,7 +187,7 @@ def test_record(tree: Path, tmp_path: Path) -> None:
 
 
 def test_completion_and_manual(tree: Path, tmp_path: Path) -> None:
-    run(tree, "-m", "msatools.derived", str(tmp_path))
+    run(tree, "-m", "msatools.derived.manuals", str(tmp_path))
     for path in ("bash-completion/completions/msa-files", "man/man1/msa-files.1"):
         assert (tmp_path / path).exists()
     fish = (tmp_path / "fish/vendor_completions.d/msa-files.fish").read_text()

@@ -212,7 +212,7 @@ def test_shares_sum_to_100(dump_name: str) -> None:
 
 
 def test_why_of_every_column(name: str) -> None:
-    from msatools.prstat.column_docs import FIELDS
+    from msatools.legends.prstat import FIELDS
     from msatools.render.prstat.columns import COLUMNS
 
     assert set(FIELDS) == set(COLUMNS)

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from msatools.legends import Group, cpus, locks, memstat, model, prstat, report, zombies
-from msatools.prstat.column_docs import FIELDS, why
+from msatools.legends.prstat import FIELDS, why
 from msatools.prstat.model import PrstatReport
 from msatools.render import plain
 from msatools.render.blocks import (
