@@ -7,7 +7,7 @@ must be said, some others may be, and no further ones.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fixtures.lab.crashes import CASES, SAVED_CASES
 from fixtures.lab.machines import MACHINES
@@ -271,6 +271,8 @@ SCENARIOS: Mapping[str, Expected] = {
         ),
         # A quota can just have begun anew: tests/cpus/test_fieldcpus.py has both cases.
         may=LATE | _codes("cpu-throttled"),
+        # A busy host leaves one of its eight CPUs out for ten seconds.
+        critical_may=_codes("cpu-stalled"),
         words={
             "oops": "bm_oops [busymodule]",
             "cpu-starved": "starving-hog (nice -20) runs",
@@ -332,7 +334,13 @@ SCENARIOS: Mapping[str, Expected] = {
         words={"zombies": "300 zombies", "pids-limit": "pids.max of /small"},
     ),
     **{row.name: _MACHINE for row in MACHINES},
-    "kdump": replace(_MACHINE, died=Died(cause="sysrq", function="sysrq_handle_crash")),
+    # It has no memory of users, so that owners of their mutexes are unknown.
+    "kdump": Expected(
+        died=Died(cause="sysrq", function="sysrq_handle_crash"),
+        must=_codes("pids-limit"),
+        may=LATE,
+        words={"pids-limit": "pids.max of /small"},
+    ),
 }
 """What is to be said, by the name of a scenario."""
 
