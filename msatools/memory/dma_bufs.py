@@ -10,6 +10,7 @@ known.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import drgn
 import numpy as np
@@ -40,8 +41,9 @@ from msatools.selfdesc.find import (
     member_of,
     offset_of,
 )
-from msatools.tasks.identity import comm_text
-from msatools.tasks.table import TaskReader, TaskTable
+
+if TYPE_CHECKING:
+    from msatools.tasks.table import TaskTable
 
 _LISTS = ("dmabuf_list", "debugfs_list", "db_list")
 """Names of the list of all dma-bufs: "dma-buf: Rename debugfs symbols" (in v6.16), from
@@ -276,6 +278,9 @@ def holders_of(
     """
     if not buffers:
         return {}
+    # Not imported for memstat's table, which has no tasks.
+    from msatools.tasks.table import TaskReader
+
     found: dict[int, dict[BufferHolder, None]] = defaultdict(dict)
     try:
         tasks = TaskReader(reader).read_all(losses)
@@ -293,7 +298,7 @@ def holders_of(
 
 
 def _openers(
-    reader: Reader, files: set[Address], tasks: TaskTable, losses: LossLog
+    reader: Reader, files: set[Address], tasks: "TaskTable", losses: LossLog
 ) -> Iterator[tuple[int, BufferHolder]]:
     """Yield each file with a process that has it open."""
     wanted = np.array(sorted(files), np.uint64)
@@ -305,7 +310,7 @@ def _openers(
 
 
 def _mappers(
-    reader: Reader, mapping: int, tasks: TaskTable, losses: LossLog
+    reader: Reader, mapping: int, tasks: "TaskTable", losses: LossLog
 ) -> Iterator[BufferHolder]:
     """Yield each process that maps a file."""
     space = find_type(reader.prog, "struct address_space")
@@ -319,10 +324,12 @@ def _mappers(
             yield _holder(tasks, _leader(tasks, rows), "mapped")
 
 
-def _leader(tasks: TaskTable, rows: Sequence[int]) -> int:
+def _leader(tasks: "TaskTable", rows: Sequence[int]) -> int:
     """Return the row of a thread group leader, or of any thread."""
     return next((row for row in rows if tasks.leaders[row]), rows[0])
 
 
-def _holder(tasks: TaskTable, row: int, how: str) -> BufferHolder:
+def _holder(tasks: "TaskTable", row: int, how: str) -> BufferHolder:
+    from msatools.tasks.identity import comm_text
+
     return BufferHolder(int(tasks["pid"][row]), comm_text(tasks["comm"][row]), how)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn import FaultError, Program
 
-from msatools import native
+import msatools.native as native
 from msatools.errors import DamagedDataError
 from msatools.program import formats
 from msatools.program.formats import Kdump, ReadAt, read_exactly, reader_of, unflattened
