@@ -315,7 +315,7 @@ def test_each_worker_of_a_scan_opens_the_kernel_again(
         assert opened is prog
         (tmp_path / str(os.getpid())).touch()
 
-    monkeypatch.setattr(parallel, "open_again", touch)
+    monkeypatch.setattr(parallel, "_open_again", touch)
     collect_memstat(prog, workers=1)
     assert not [*tmp_path.iterdir()]
     collect_memstat(prog, workers=2)
