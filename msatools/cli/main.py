@@ -95,6 +95,9 @@ def _import_helpers_singly() -> None:
 
     package.__dict__["__getattr__"] = execute
     sys.modules[name] = package
+    # As an import does: a plugin or a script may name it in full.
+    parent, _, short = name.rpartition(".")
+    setattr(sys.modules[parent], short, package)
 
 
 def failed(error: Exception, name: str, *, debug: bool) -> int:
