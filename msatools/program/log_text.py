@@ -20,7 +20,9 @@ from msatools.program.description import OPENED_TEXT, LogRecord
 from msatools.program.dumpfile import os_error
 from msatools.program.foreign import WIDE
 from msatools.program.log_lines import (
+    FEW,
     NS,
+    SHARE,
     Clock,
     LineParser,
     LogLine,
@@ -35,16 +37,20 @@ from msatools.program.model import Target, TargetError
 MAX_BYTES = 32 << 20
 """What is read of a text: its end, where a crash is."""
 
+MAX_LINES = 1 << 20
+"""Lines that are kept of these, the last: each takes memory, however short it is."""
+
+_MAX_CHARACTERS = 2048
+"""What is kept of a line: a kernel's are shorter, and some patterns take the square of
+a line's length."""
+
 _CHUNK = 1 << 20
-
-
-_FEW, _SHARE = 50, 0.05
-"""A text is a log if it has so many lines of a kernel, or such a share of them."""
 
 _VERSION = re.compile(r"Linux version (?P<release>\d\S{0,64}) .*?(?P<build>#\d.*)?$")
 _LINUX, _BOOTING = "Linux version ", "Booting Linux on physical CPU "
 _RELEASE = re.compile(
-    r".*?(?:Not tainted|Tainted: [A-Z -]+?) +(?P<release>\d\S{0,64}) #", re.DOTALL
+    r".*?(?:Not tainted|Tainted: [A-Z-]+(?: +[A-Z-]+)*) +(?P<release>\d\S{0,64}) #",
+    re.DOTALL,
 )
 _WITNESS = re.compile(
     r"Linux version \d+\.\d+.*#\d|Kernel panic - not syncing: |"
@@ -52,7 +58,9 @@ _WITNESS = re.compile(
 )
 """Lines that nothing but a kernel writes."""
 
-_PSTORE = re.compile(r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d+) Part(\d+)$")
+_PSTORE = re.compile(
+    r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d{1,18}) Part(\d{1,18})$"
+)
 _BOOT_MARKS = "-- Boot ", "-- Reboot --"
 _RESET_NS = 10 * NS
 """A clock that falls by so much belongs to another boot."""
@@ -171,7 +179,7 @@ def open_log(
         page_size=PAGE_BYTES,
         types=None,
         dump_level=None,
-        truncated=bool(text.skipped_bytes),
+        truncated=bool(found.skipped_bytes),
         crash=None,
         format="kernel log",
     )
@@ -179,11 +187,12 @@ def open_log(
 
 def parse_log(text: LogBytes) -> LogText | None:
     """Return the log in a text; ``None`` if it has none."""
+    text = _last_lines(text)
     raw = _in_order(_decoded(text.data).split("\n"), text.skipped_lines + 1)
     texts = [clean_line(line) for _, line in raw]
     parser = LineParser(hosts_of(texts))
     lines = [
-        parsed
+        parsed._replace(text=parsed.text[:_MAX_CHARACTERS])
         for (number, _), text in zip(raw, texts, strict=True)
         if (parsed := parser.parse(number, text)) is not None
     ]
@@ -201,9 +210,21 @@ def parse_log(text: LogBytes) -> LogText | None:
     return LogText(boots, count, text.skipped_bytes, levels)
 
 
-def _decoded(data: bytes) -> str:
+def _last_lines(text: LogBytes) -> LogBytes:
+    """Return a text in UTF-8 or bytes, of which :data:`MAX_LINES` are kept."""
+    data = text.data
     if data.startswith(WIDE):
-        return data.decode("utf-16", "replace")
+        data = data.decode("utf-16", "replace").encode()
+    over = data.count(b"\n") + 1 - MAX_LINES
+    if over <= 0:
+        return text._replace(data=data)
+    skipped = len(data.rsplit(b"\n", MAX_LINES)[0]) + 1
+    return LogBytes(
+        data[skipped:], text.skipped_bytes + skipped, text.skipped_lines + over
+    )
+
+
+def _decoded(data: bytes) -> str:
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "backslashreplace")
 
 
@@ -242,13 +263,13 @@ def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
         # dmesg's own dates are in brackets or have a comma.
         return (
             kernel[0].form == "dated"
-            and len(kernel) >= _SHARE * count > 0
+            and len(kernel) >= SHARE * count > 0
             and any(
                 re.match(r"\w{3} |.*\d,\d{6}", line.when)
-                for line in islice(kernel, _FEW)
+                for line in islice(kernel, FEW)
             )
         )
-    return len(kernel) >= _FEW or len(kernel) >= _SHARE * count
+    return len(kernel) >= FEW or len(kernel) >= SHARE * count
 
 
 def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogLine]]:

@@ -15,7 +15,7 @@ from msatools.commands.report import COMMAND
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.program import Opened, TargetError, TargetSpec, open_target
+from msatools.program import Opened, TargetError, TargetSpec, log_text, open_target
 from msatools.program.description import LogRecord
 from msatools.program.log_text import LogBytes, parse_log, read_end
 from msatools.report.log import read_log
@@ -162,6 +162,34 @@ def test_programs_are_told_apart() -> None:
     assert report(dmesg_json(records)).crash is None
 
 
+@pytest.mark.parametrize("host", ["", "db1 "])
+@pytest.mark.parametrize(
+    ("date", "is_zoned"),
+    [
+        ("May 01 10:00:00", False),
+        ("2026-05-01T10:00:00+0200", True),
+        ("2026-05-01T10:00:00.123456+02:00", True),
+        ("Fri 2026-05-01 10:00:00 UTC", True),
+        ("Fri 2026-05-01 10:00:00 CEST", False),
+        ("Fri 2026-05-01 10:00:00 +03", True),
+        ("1777777777.123456", True),
+    ],
+)
+def test_journals_of_any_zone_and_without_names(
+    date: str, is_zoned: bool, host: str
+) -> None:
+    """journalctl has the zone of its reader, and --no-hostname."""
+    said = ["Linux version 6.1.0 (x) #1 SMP", "Kernel panic - not syncing: x"]
+    text = "".join(f"{date} {host}kernel: {each}\n" for each in said)
+    text += f"{date} {host}sshd[12]: Kernel panic - not syncing: forged\n"
+    found = parse_log(LogBytes(text.encode()))
+    assert found is not None
+    (boot,) = found.boots
+    assert [record.text for record in boot.records] == said
+    assert boot.host == (host.strip() or None)
+    assert (boot.end_day_ns is not None) == is_zoned
+
+
 def test_parts_of_pstore_are_put_in_order() -> None:
     text = pstore(log(NULL), lines=20)
     assert text.startswith("Panic#1 Part1\n")
@@ -259,6 +287,43 @@ def test_text_that_is_too_long() -> None:
     assert shown.target.truncated
     assert shown.coverage["log_unreadable"] == 1
     assert shown.crash is not None
+    # No memory is missing: there never was any.
+    assert "dump-damaged" not in {verdict.code for verdict in shown.verdicts}
+
+
+def test_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory, however short it is: the last ones are kept."""
+    most = 100
+    monkeypatch.setattr(log_text, "MAX_LINES", most)
+    text = b"[    1.000000] Linux version 6.1.0 (x) #1 SMP"
+    for wide in (False, True):
+        data = b"\n" * (most + 5) + text
+        if wide:
+            data = data.decode().encode("utf-16")
+        found = parse_log(LogBytes(data, skipped_bytes=7, skipped_lines=1))
+        assert found is not None
+        assert found.boots[0].first == found.lines == most + 7
+        # Those before the last that are kept, and what was not read before.
+        assert found.skipped_bytes == 7 + 6
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Jan45 10:00] a day that no month has",
+        f"Panic#{'9' * 5000} Part1",
+        f"[    9.000000] CPU: 0 PID: 1 Comm: x Tainted: {' ' * 60_000}",
+        f"[    9.000000] CPU: 0 PID: 1 Comm: x Tainted: {'P ' * 30_000}",
+        f"[    9.000000] task:{' ' * 60_000}",
+    ],
+)
+def test_lines_that_no_kernel_writes(line: str) -> None:
+    """They are no fault of ours; long ones would take the square of their length."""
+    text = lines(log(NULL), dmesg)
+    found = parse_log(LogBytes(f"{text}{line}\n".encode()))
+    assert found is not None
+    assert max(len(each.text) for each in found.boots[-1].records) <= 2048
+    assert report(f"{text}{line}\n{text}").crash is not None
 
 
 def test_oops_that_ends_the_log() -> None:

@@ -438,7 +438,8 @@ class _Damage(Struct, frozen=True):
 
 def _dump_damaged_when(parts: ReportParts) -> Iterator[_Damage]:
     target = parts.target
-    if target.live:
+    if target.live or target.kind == "log":
+        # Of a log that is too long a note says what was not read.
         return
     counted = {loss.value: parts.coverage.get(loss.value, 0) for loss in _LISTS}
     losses = {key: count for key, count in counted.items() if count}
