@@ -9,7 +9,7 @@ kernel is left out. Only msa-report reads them, so that no dump waits for this m
 import re
 from bisect import bisect
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import BinaryIO, NamedTuple
 
 from drgn import Program
@@ -204,7 +204,7 @@ def parse_log(text: LogBytes) -> LogText | None:
         for (number, _), text in zip(raw, texts, strict=True)
         if text.startswith(_BOOT_MARKS)
     ]
-    boots = tuple(_boot(part) for part in _boots(kernel, marks))
+    boots = tuple(_boot(part) for part in _boots_of_each(kernel, marks))
     levels = any(line.level is not None for line in kernel)
     count = text.skipped_lines + len(raw) - (not texts[-1])
     return LogText(boots, count, text.skipped_bytes, levels)
@@ -270,6 +270,34 @@ def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
             )
         )
     return len(kernel) >= FEW or len(kernel) >= SHARE * count
+
+
+def _boots_of_each(
+    lines: Sequence[LogLine], marks: Sequence[int]
+) -> list[list[LogLine]]:
+    """Return the lines of each boot of each host, the one that ends last at the end.
+
+    A server of syslog has lines of several hosts in one text, in turn. A host alone may
+    have two names, as it gets its own late in each boot.
+    """
+    boots = [*_boots(lines, marks)]
+    by_host: dict[str, list[LogLine]] = {}
+    last = next((line.host for line in lines if line.host), "")
+    for line in lines:
+        last = line.host or last
+        by_host.setdefault(last, []).append(line)
+    if len(by_host) < 2:
+        return boots
+    split = [boot for part in by_host.values() for boot in _boots(part, marks)]
+    if len(split) >= len(boots) and not any(map(_comes_back, boots)):
+        return boots
+    return sorted(split, key=lambda boot: boot[-1].number)
+
+
+def _comes_back(boot: Sequence[LogLine]) -> bool:
+    """Return whether a host has lines before and after those of another."""
+    runs = [host for host, _ in groupby(line.host for line in boot if line.host)]
+    return len(runs) > len({*runs})
 
 
 def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogLine]]:

@@ -190,6 +190,38 @@ def test_journals_of_any_zone_and_without_names(
     assert (boot.end_day_ns is not None) == is_zoned
 
 
+@pytest.mark.parametrize("up_s", [0, 9000])
+def test_hosts_in_turn(up_s: int) -> None:
+    """What a server of syslog has of several is taken apart."""
+    ours = lines(log(NULL), dmesg).splitlines()
+    alone = report("".join(f"May 01 10:00:00 db1 kernel: {each}\n" for each in ours))
+    text = "".join(
+        f"May 01 10:00:00 db1 kernel: {each}\n"
+        f"May 01 10:00:00 web1 kernel: [{up_s + number:5}.000000] usb 1-1: fine\n"
+        for number, each in enumerate(ours)
+    )
+    found = report(text)
+    assert found.crash is not None
+    assert alone.crash is not None
+    assert found.machine.host == alone.machine.host == "db1"
+    assert found.crash.fingerprint == alone.crash.fingerprint
+    assert found.target.release == alone.target.release
+    assert any("2 boots of 2 hosts" in note.text for note in found.notes)
+
+
+def test_host_that_gets_its_name_late() -> None:
+    """As in a journal, in each boot: that is no other host."""
+    ours = lines(log(NULL), dmesg).splitlines()
+    text = "".join(
+        f"May 01 10:00:00 {'localhost' if row < 9 else 'db1'} kernel: {each}\n"
+        for row, each in enumerate(ours)
+    )
+    for times in (1, 3):
+        found = parse_log(LogBytes((text * times).encode()))
+        assert found is not None
+        assert len(found.boots) == times
+
+
 def test_parts_of_pstore_are_put_in_order() -> None:
     text = pstore(log(NULL), lines=20)
     assert text.startswith("Panic#1 Part1\n")
