@@ -69,7 +69,11 @@ _ARCHITECTURES = (
     ("x86_64", re.compile(r"RIP: \w{4}:|BIOS-e820: |x86/|smpboot: |RAX: [0-9a-f]{16}")),
     (
         "aarch64",
-        re.compile(r"Booting Linux on physical CPU 0x0000|pstate: |Internal error: .*"),
+        # 32-bit kernels name their instruction set at the end of the line.
+        re.compile(
+            r"Booting Linux on physical CPU 0x0000|pstate: |"
+            r"Internal error: (?!.* (?:ARM|THUMB2)$)"
+        ),
     ),
     ("riscv64", re.compile(r"SBI specification|epc : |riscv: ")),
 )

@@ -419,6 +419,30 @@ OF_OTHER_KERNELS = {
 }
 
 
+def test_lines_that_are_no_errors_of_devices() -> None:
+    """A healthy machine logs them at each boot."""
+    version = "[    0.000000] Linux version 6.1.0 (x) #1 SMP\n"
+    found = report(
+        f"{version}[    1.000000] nvme nvme0: Shutdown timeout set to 8 seconds\n"
+    )
+    assert not found.verdicts
+    found = report(f"{version}[    1.000000] nvme nvme0: I/O 7 QID 2 timeout, aborting")
+    assert [verdict.code for verdict in found.verdicts] == ["device-errors"]
+
+
+@pytest.mark.parametrize(
+    ("line", "arch"),
+    [
+        ("Internal error: Oops: 805 [#1] SMP ARM", None),
+        ("Internal error: Oops: 805 [#1] PREEMPT SMP THUMB2", None),
+        ("Internal error: Oops: 0000000096000004 [#1] SMP", "aarch64"),
+    ],
+)
+def test_machine_of_arm(line: str, arch: str | None) -> None:
+    text = f"[    0.000000] Linux version 6.1.0 (x) #1 SMP\n[    9.000000] {line}\n"
+    assert report(text).target.arch == arch
+
+
 @pytest.mark.parametrize("name", [*OF_OTHER_KERNELS])
 def test_logs_of_other_kernels(name: str) -> None:
     """What no kernel of the lab logs: how older ones, and hardware, report."""

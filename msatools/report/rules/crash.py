@@ -337,7 +337,9 @@ _DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
         "I/O error",
         (
             r"(blk_update_request: |print_req_error: )?(I/O|critical \w+) error, dev |"
-            r"Buffer I/O error on dev|nvme\w*( nvme\d+)?: .*(timeout|I/O Error|"
+            r"Buffer I/O error on dev|"
+            # At each boot: "Shutdown timeout set to 8 seconds".
+            r"nvme\w*( nvme\d+)?: .*((?<!Shutdown )timeout|I/O Error|"
             r"controller is down|Device not ready)|"
             r"sd [\d:]+: .*(rejecting I/O|FAILED Result)|"
             r"ata\d+(\.\d+)?: (exception|failed)"
