@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from msatools.program.description import OPENED_TEXT, LogRecord
 from msatools.program.dumpfile import os_error
-from msatools.program.foreign import WIDE
+from msatools.program.foreign import WIDE, is_text
 from msatools.program.log_lines import (
     FEW,
     NS,
@@ -164,6 +164,8 @@ def open_log(
                 text = read_end(file)
         except OSError as error:
             raise os_error(path, error) from error
+        if not is_text(text.data):
+            return None
     found = parse_log(text)
     if found is None:
         return None

@@ -4,6 +4,7 @@
 
 import io
 import json
+import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -273,6 +274,20 @@ def test_files_that_are_no_logs_are_refused_as_before(tmp_path: Path) -> None:
 
 def run(*words: str) -> Ran:
     return call(COMMAND, *words, opening=open_target)
+
+
+def test_memory_that_has_a_log_in_it(tmp_path: Path) -> None:
+    """As a guest's memory has, in the page cache: it is no log."""
+    text = lines(log(NULL), dmesg).encode()
+    noise = random.Random(1).randbytes(1 << 20)
+    path = tmp_path / "guest.mem"
+    path.write_bytes(bytes(1 << 20) + noise + b"\n" + text + noise)
+    with pytest.raises(TargetError):
+        open_target(TargetSpec(path=str(path), takes_logs=True))
+    # A log has holes if the machine went down, and some noise of a serial line.
+    hole = bytes(1 << 20) + noise[: len(text) // 4] + b"\n"
+    path.write_bytes(text * 4 + hole + text * 4)
+    assert open_target(TargetSpec(path=str(path), takes_logs=True)).target.kind == "log"
 
 
 def test_command(tmp_path: Path) -> None:
