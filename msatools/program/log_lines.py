@@ -412,7 +412,8 @@ def hosts_of(lines: Sequence[str]) -> frozenset[str]:
         dates = (found.end() for each in _DATED if (found := each.match(start)))
         rest = start[next(dates, 0) :]
         if rest.startswith("kernel: "):
-            nameless += len(rest) < len(start)
+            # In brackets it is a date by dmesg, and a word of the kernel's.
+            nameless += len(rest) < len(start) and not start.startswith("[")
         elif found := re.search(r"(?:^|[\] ])([\w.:-]{1,255}) kernel: ", rest):
             is_facility = re.fullmatch(r"[a-z]+\d?\.[a-z]+", found[1])
             hosts["" if is_facility else found[1]] += 1

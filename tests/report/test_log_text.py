@@ -223,6 +223,15 @@ def test_host_that_gets_its_name_late() -> None:
         assert len(found.boots) == times
 
 
+def test_kernel_that_speaks_of_itself() -> None:
+    """That is no name of a writer: the lines around it are the kernel's, too."""
+    said = ["Linux version 6.1.0 (x) #1", "kernel: x", "EXT4-fs: y", "random: z"]
+    text = "".join(f"[Fri May  1 10:00:00 2026] {each}\n" for each in said)
+    found = parse_log(LogBytes(text.encode()))
+    assert found is not None
+    assert [record.text for record in found.boots[0].records] == said
+
+
 def test_parts_of_pstore_are_put_in_order() -> None:
     text = pstore(log(NULL), lines=20)
     assert text.startswith("Panic#1 Part1\n")
