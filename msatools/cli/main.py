@@ -9,6 +9,7 @@ and what needs no kernel, such as ``--help``; the rest is imported when it is ne
 
 import signal
 import sys
+from _thread import RLock
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec, module_from_spec
 from typing import TYPE_CHECKING
@@ -87,14 +88,28 @@ def _import_helpers_singly() -> None:
     if spec is None or spec.loader is None:
         return
     package, loader = module_from_spec(spec), spec.loader
+    # Another thread waits for the whole; what is executed may ask in between.
+    lock, is_begun = RLock(), False
 
     def execute(attribute: str) -> object:
-        del package.__dict__["__getattr__"]
-        loader.exec_module(package)
-        return getattr(package, attribute)
+        nonlocal is_begun
+        with lock:
+            if not is_begun:
+                is_begun = True
+                loader.exec_module(package)
+                package.__dict__.pop("__getattr__", None)
+        try:
+            found: object = package.__dict__[attribute]
+        except KeyError:
+            text = f"module {name!r} has no attribute {attribute!r}"
+            raise AttributeError(text) from None
+        return found
 
     package.__dict__["__getattr__"] = execute
     sys.modules[name] = package
+    # As an import does: a plugin or a script may name it in full.
+    parent, _, short = name.rpartition(".")
+    setattr(sys.modules[parent], short, package)
 
 
 def failed(error: Exception, name: str, *, debug: bool) -> int:

@@ -319,8 +319,10 @@ def _mappers(
     node, mm = offset_of(vma, "shared.rb"), member_of(vma, "vm_mm").offset
     name = "the mappings of a dma-buf"
     for _, data in tree_records(reader, root, node, mm + 8, losses, name):
-        rows = np.flatnonzero(tasks["mm"] == U64.unpack_from(data, mm)[0]).tolist()
-        if rows:
+        (owner,) = U64.unpack_from(data, mm)
+        rows = np.flatnonzero(tasks["mm"] == owner).tolist()
+        # Kernel threads have no mm: 0 of a damaged mapping is none of theirs.
+        if owner and rows:
             yield _holder(tasks, _leader(tasks, rows), "mapped")
 
 

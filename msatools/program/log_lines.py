@@ -52,8 +52,11 @@ _DATED = tuple(
         r"(?P<year>\d{4})\] ?",
         # syslog(3), and journalctl -o short
         rf"(?:<\d{{1,3}}>)?{_MONTH} +(?P<day>\d{{1,2}}) {_HOUR} ",
-        # dmesg --time-format iso, journalctl -o short-iso and short-full, rsyslog, CI
-        rf"(?:\w{{3}} )?\[?{_DATE}[T ]{_HOUR}{_ZONE}\]?[ \t|:]+",
+        # journalctl -o short-full, in whatever zone
+        rf"\w{{3}} {_DATE} {_HOUR}"
+        r"(?P<zone> (?:[A-Z][A-Za-z]{1,5}|[+-]\d\d(?:\d\d)?))? ",
+        # dmesg --time-format iso, journalctl -o short-iso, rsyslog, CI
+        rf"\[?{_DATE}[T ]{_HOUR}{_ZONE}\]?[ \t|:]+",
         # journalctl -o short-unix
         r"(?P<epoch>\d{9,11})\.(?P<part>\d{6}) ",
     )
@@ -91,6 +94,9 @@ NS = 10**9
 
 _MOST_HOSTS = 50
 """Names of hosts in one text."""
+
+FEW, SHARE = 50, 0.05
+"""A text is a log if it has so many lines of a kernel, or such a share of them."""
 
 
 Form = Literal["stamp", "kernel", "dated", "bare"]
@@ -201,7 +207,11 @@ class LineParser:
                 self._last = pattern
                 return self._of_date(found)
         if found := _PLAIN_DAY.match(line):
-            self._plain_ns = self._day_ns(found) + _seconds(f"{found['hour']}:00") * NS
+            try:
+                day_ns = self._day_ns(found)
+            except ValueError:
+                return None  # no such day
+            self._plain_ns = day_ns + _seconds(f"{found['hour']}:00") * NS
         elif found := _PLAIN_STEP.match(line):
             self._plain_ns += _ns(found["seconds"], found["micros"])
         else:
@@ -220,7 +230,8 @@ class LineParser:
             return None  # no such day
         ns = day_ns + _seconds(parts["hour"]) * NS + part_ns
         zone = (parts.get("zone") or "").strip().removesuffix(" UTC")
-        return _Dated(when, ns - _offset(zone) * NS, bool(zone), found.end())
+        offset = _offset(zone)
+        return _Dated(when, ns - (offset or 0) * NS, offset is not None, found.end())
 
     def _day_ns(self, found: re.Match[str]) -> int:
         """Return when a day began, as if it were in UTC.
@@ -369,12 +380,15 @@ def _seconds(hour: str) -> int:
     return hours * 3600 + minutes * 60 + seconds
 
 
-def _offset(zone: str) -> int:
-    """Return the seconds that a zone such as ``+01:00`` is before UTC."""
+def _offset(zone: str) -> int | None:
+    """Return the seconds that a zone such as ``+01:00`` is before UTC.
+
+    ``None`` if it is unknown: others have no names that are the same everywhere.
+    """
     if zone[:1] not in ("+", "-"):
-        return 0
+        return 0 if zone in ("Z", "UTC", "GMT") else None
     digits = zone[1:].replace(":", "")
-    seconds = int(digits[:2]) * 3600 + int(digits[2:4]) * 60
+    seconds = int(digits[:2]) * 3600 + int(digits[2:4] or 0) * 60
     return -seconds if zone[0] == "-" else seconds
 
 
@@ -390,10 +404,20 @@ def clean_line(line: str) -> str:
 def hosts_of(lines: Sequence[str]) -> frozenset[str]:
     """Return the hosts whose kernels wrote lines of a text, by what syslog wrote."""
     hosts: Counter[str] = Counter()
+    nameless = 0
     for line in lines:
-        if " kernel: " in line[:_BEFORE] and (
-            found := re.search(r"(?:^|[\] ])([\w.:-]{1,255}) kernel: ", line[:_BEFORE])
-        ):
+        start = line[:_BEFORE]
+        if "kernel: " not in start:
+            continue
+        dates = (found.end() for each in _DATED if (found := each.match(start)))
+        rest = start[next(dates, 0) :]
+        if rest.startswith("kernel: "):
+            # In brackets it is a date by dmesg, and a word of the kernel's.
+            nameless += len(rest) < len(start) and not start.startswith("[")
+        elif found := re.search(r"(?:^|[\] ])([\w.:-]{1,255}) kernel: ", rest):
             is_facility = re.fullmatch(r"[a-z]+\d?\.[a-z]+", found[1])
             hosts["" if is_facility else found[1]] += 1
+    if nameless >= min(FEW, SHARE * len(lines)):
+        # journalctl --no-hostname; fewer are words of the kernel itself.
+        hosts[""] += nameless
     return frozenset(name for name, _ in hosts.most_common(_MOST_HOSTS))

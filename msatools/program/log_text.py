@@ -9,7 +9,7 @@ kernel is left out. Only msa-report reads them, so that no dump waits for this m
 import re
 from bisect import bisect
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import BinaryIO, NamedTuple
 
 from drgn import Program
@@ -18,9 +18,11 @@ from msgspec.structs import replace
 
 from msatools.program.description import OPENED_TEXT, LogRecord
 from msatools.program.dumpfile import os_error
-from msatools.program.foreign import WIDE
+from msatools.program.foreign import WIDE, is_text
 from msatools.program.log_lines import (
+    FEW,
     NS,
+    SHARE,
     Clock,
     LineParser,
     LogLine,
@@ -35,16 +37,20 @@ from msatools.program.model import Target, TargetError
 MAX_BYTES = 32 << 20
 """What is read of a text: its end, where a crash is."""
 
+MAX_LINES = 1 << 20
+"""Lines that are kept of these, the last: each takes memory, however short it is."""
+
+_MAX_CHARACTERS = 2048
+"""What is kept of a line: a kernel's are shorter, and some patterns take the square of
+a line's length."""
+
 _CHUNK = 1 << 20
-
-
-_FEW, _SHARE = 50, 0.05
-"""A text is a log if it has so many lines of a kernel, or such a share of them."""
 
 _VERSION = re.compile(r"Linux version (?P<release>\d\S{0,64}) .*?(?P<build>#\d.*)?$")
 _LINUX, _BOOTING = "Linux version ", "Booting Linux on physical CPU "
 _RELEASE = re.compile(
-    r".*?(?:Not tainted|Tainted: [A-Z -]+?) +(?P<release>\d\S{0,64}) #", re.DOTALL
+    r".*?(?:Not tainted|Tainted: [A-Z-]+(?: +[A-Z-]+)*) +(?P<release>\d\S{0,64}) #",
+    re.DOTALL,
 )
 _WITNESS = re.compile(
     r"Linux version \d+\.\d+.*#\d|Kernel panic - not syncing: |"
@@ -52,7 +58,9 @@ _WITNESS = re.compile(
 )
 """Lines that nothing but a kernel writes."""
 
-_PSTORE = re.compile(r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d+) Part(\d+)$")
+_PSTORE = re.compile(
+    r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d{1,18}) Part(\d{1,18})$"
+)
 _BOOT_MARKS = "-- Boot ", "-- Reboot --"
 _RESET_NS = 10 * NS
 """A clock that falls by so much belongs to another boot."""
@@ -61,7 +69,11 @@ _ARCHITECTURES = (
     ("x86_64", re.compile(r"RIP: \w{4}:|BIOS-e820: |x86/|smpboot: |RAX: [0-9a-f]{16}")),
     (
         "aarch64",
-        re.compile(r"Booting Linux on physical CPU 0x0000|pstate: |Internal error: .*"),
+        # 32-bit kernels name their instruction set at the end of the line.
+        re.compile(
+            r"Booting Linux on physical CPU 0x0000|pstate: |"
+            r"Internal error: (?!.* (?:ARM|THUMB2)$)"
+        ),
     ),
     ("riscv64", re.compile(r"SBI specification|epc : |riscv: ")),
 )
@@ -152,6 +164,8 @@ def open_log(
                 text = read_end(file)
         except OSError as error:
             raise os_error(path, error) from error
+        if not is_text(text.data):
+            return None
     found = parse_log(text)
     if found is None:
         return None
@@ -171,7 +185,7 @@ def open_log(
         page_size=PAGE_BYTES,
         types=None,
         dump_level=None,
-        truncated=bool(text.skipped_bytes),
+        truncated=bool(found.skipped_bytes),
         crash=None,
         format="kernel log",
     )
@@ -179,11 +193,12 @@ def open_log(
 
 def parse_log(text: LogBytes) -> LogText | None:
     """Return the log in a text; ``None`` if it has none."""
+    text = _last_lines(text)
     raw = _in_order(_decoded(text.data).split("\n"), text.skipped_lines + 1)
     texts = [clean_line(line) for _, line in raw]
     parser = LineParser(hosts_of(texts))
     lines = [
-        parsed
+        parsed._replace(text=parsed.text[:_MAX_CHARACTERS])
         for (number, _), text in zip(raw, texts, strict=True)
         if (parsed := parser.parse(number, text)) is not None
     ]
@@ -195,15 +210,27 @@ def parse_log(text: LogBytes) -> LogText | None:
         for (number, _), text in zip(raw, texts, strict=True)
         if text.startswith(_BOOT_MARKS)
     ]
-    boots = tuple(_boot(part) for part in _boots(kernel, marks))
+    boots = tuple(_boot(part) for part in _boots_of_each(kernel, marks))
     levels = any(line.level is not None for line in kernel)
     count = text.skipped_lines + len(raw) - (not texts[-1])
     return LogText(boots, count, text.skipped_bytes, levels)
 
 
-def _decoded(data: bytes) -> str:
+def _last_lines(text: LogBytes) -> LogBytes:
+    """Return a text in UTF-8 or bytes, of which :data:`MAX_LINES` are kept."""
+    data = text.data
     if data.startswith(WIDE):
-        return data.decode("utf-16", "replace")
+        data = data.decode("utf-16", "replace").encode()
+    over = data.count(b"\n") + 1 - MAX_LINES
+    if over <= 0:
+        return text._replace(data=data)
+    skipped = len(data.rsplit(b"\n", MAX_LINES)[0]) + 1
+    return LogBytes(
+        data[skipped:], text.skipped_bytes + skipped, text.skipped_lines + over
+    )
+
+
+def _decoded(data: bytes) -> str:
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "backslashreplace")
 
 
@@ -242,13 +269,41 @@ def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
         # dmesg's own dates are in brackets or have a comma.
         return (
             kernel[0].form == "dated"
-            and len(kernel) >= _SHARE * count > 0
+            and len(kernel) >= SHARE * count > 0
             and any(
                 re.match(r"\w{3} |.*\d,\d{6}", line.when)
-                for line in islice(kernel, _FEW)
+                for line in islice(kernel, FEW)
             )
         )
-    return len(kernel) >= _FEW or len(kernel) >= _SHARE * count
+    return len(kernel) >= FEW or len(kernel) >= SHARE * count
+
+
+def _boots_of_each(
+    lines: Sequence[LogLine], marks: Sequence[int]
+) -> list[list[LogLine]]:
+    """Return the lines of each boot of each host, the one that ends last at the end.
+
+    A server of syslog has lines of several hosts in one text, in turn. A host alone may
+    have two names, as it gets its own late in each boot.
+    """
+    boots = [*_boots(lines, marks)]
+    by_host: dict[str, list[LogLine]] = {}
+    last = next((line.host for line in lines if line.host), "")
+    for line in lines:
+        last = line.host or last
+        by_host.setdefault(last, []).append(line)
+    if len(by_host) < 2:
+        return boots
+    split = [boot for part in by_host.values() for boot in _boots(part, marks)]
+    if len(split) >= len(boots) and not any(map(_comes_back, boots)):
+        return boots
+    return sorted(split, key=lambda boot: boot[-1].number)
+
+
+def _comes_back(boot: Sequence[LogLine]) -> bool:
+    """Return whether a host has lines before and after those of another."""
+    runs = [host for host, _ in groupby(line.host for line in boot if line.host)]
+    return len(runs) > len({*runs})
 
 
 def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogLine]]:

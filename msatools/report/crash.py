@@ -412,10 +412,12 @@ def note_log(
     if boots > 1:
         which = "the last one with a crash" if has_crash(choice) else "the last one"
         which = which if text.chosen is None else "as asked for"
+        hosts = len({boot.host for boot in text.boots if boot.host})
+        of_hosts = f" of {hosts} hosts" if hosts > 1 else ""
         losses.note(
             "boots",
-            f"the text has {boots} boots; this is number {choice.number}, {which}; "
-            "--kernel N shows another",
+            f"the text has {boots} boots{of_hosts}; this is number {choice.number}, "
+            f"{which}; --kernel N shows another",
         )
     if choice.boot.clock is None:
         losses.note("no-times", "the log has no times: what came when is not known")

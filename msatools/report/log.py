@@ -385,11 +385,12 @@ MAX_EVENTS = 256
 _CPU = re.compile(
     r"CPU: (?P<cpu>\d{1,10}) (?:UID: \d+ )?PID: (?P<pid>\d{1,10}) Comm: (?P<comm>.*?) "
     # Red Hat's kernels have dashes for taints of their own.
-    r"(?:Kdump: loaded )?(?:Not tainted|Tainted: (?P<taints>[A-Z -]+?)) +\d",
+    r"(?:Kdump: loaded )?"
+    r"(?:Not tainted|Tainted: (?P<taints>[A-Z-]+(?: +[A-Z-]+)*)) +\d",
     re.DOTALL,
 )
 _TASK = re.compile(
-    r"task:(?P<comm>.*?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d{1,10})", re.DOTALL
+    r"task:(?P<comm>.{0,64}?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d{1,10})", re.DOTALL
 )
 _HUNG = re.compile(r"INFO: task (?P<comm>.*):(?P<pid>\d{1,10}) blocked ", re.DOTALL)
 _STUCK = re.compile(

@@ -9,6 +9,7 @@ import logging
 import re
 import select
 import signal
+import subprocess
 import sys
 import termios
 import time
@@ -332,3 +333,24 @@ def test_only_what_is_near_is_suggested(word: str, near: str) -> None:
         f"msa-probe: unrecognized arguments: {word}{hint}; see msa-probe --help\n"
     )
     assert run(word).err == expected
+
+
+def test_helpers_that_are_imported_singly_are_named_in_full() -> None:
+    """A plugin of drgn (DRGN_PLUGINS) may do so, as after an import of the package."""
+    code = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from msatools.cli.main import _import_helpers_singly
+_import_helpers_singly()
+import drgn.helpers.linux
+import drgn.helpers.linux.pid
+assert drgn.helpers.linux.pid.find_task
+assert "drgn.helpers.linux.net" not in sys.modules
+assert not hasattr(drgn.helpers.linux.pid, "no_such_thing")
+with ThreadPoolExecutor(8) as threads:
+    found = threads.map(lambda _: drgn.helpers.linux.for_each_task, range(8))
+    assert len({*found}) == 1
+assert not hasattr(drgn.helpers.linux, "no_such_thing")
+assert "drgn.helpers.linux.net" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

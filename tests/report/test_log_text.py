@@ -4,6 +4,7 @@
 
 import io
 import json
+import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from msatools.commands.report import COMMAND
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.program import Opened, TargetError, TargetSpec, open_target
+from msatools.program import Opened, TargetError, TargetSpec, log_text, open_target
 from msatools.program.description import LogRecord
 from msatools.program.log_text import LogBytes, parse_log, read_end
 from msatools.report.log import read_log
@@ -162,6 +163,75 @@ def test_programs_are_told_apart() -> None:
     assert report(dmesg_json(records)).crash is None
 
 
+@pytest.mark.parametrize("host", ["", "db1 "])
+@pytest.mark.parametrize(
+    ("date", "is_zoned"),
+    [
+        ("May 01 10:00:00", False),
+        ("2026-05-01T10:00:00+0200", True),
+        ("2026-05-01T10:00:00.123456+02:00", True),
+        ("Fri 2026-05-01 10:00:00 UTC", True),
+        ("Fri 2026-05-01 10:00:00 CEST", False),
+        ("Fri 2026-05-01 10:00:00 +03", True),
+        ("1777777777.123456", True),
+    ],
+)
+def test_journals_of_any_zone_and_without_names(
+    date: str, is_zoned: bool, host: str
+) -> None:
+    """journalctl has the zone of its reader, and --no-hostname."""
+    said = ["Linux version 6.1.0 (x) #1 SMP", "Kernel panic - not syncing: x"]
+    text = "".join(f"{date} {host}kernel: {each}\n" for each in said)
+    text += f"{date} {host}sshd[12]: Kernel panic - not syncing: forged\n"
+    found = parse_log(LogBytes(text.encode()))
+    assert found is not None
+    (boot,) = found.boots
+    assert [record.text for record in boot.records] == said
+    assert boot.host == (host.strip() or None)
+    assert (boot.end_day_ns is not None) == is_zoned
+
+
+@pytest.mark.parametrize("up_s", [0, 9000])
+def test_hosts_in_turn(up_s: int) -> None:
+    """What a server of syslog has of several is taken apart."""
+    ours = lines(log(NULL), dmesg).splitlines()
+    alone = report("".join(f"May 01 10:00:00 db1 kernel: {each}\n" for each in ours))
+    text = "".join(
+        f"May 01 10:00:00 db1 kernel: {each}\n"
+        f"May 01 10:00:00 web1 kernel: [{up_s + number:5}.000000] usb 1-1: fine\n"
+        for number, each in enumerate(ours)
+    )
+    found = report(text)
+    assert found.crash is not None
+    assert alone.crash is not None
+    assert found.machine.host == alone.machine.host == "db1"
+    assert found.crash.fingerprint == alone.crash.fingerprint
+    assert found.target.release == alone.target.release
+    assert any("2 boots of 2 hosts" in note.text for note in found.notes)
+
+
+def test_host_that_gets_its_name_late() -> None:
+    """As in a journal, in each boot: that is no other host."""
+    ours = lines(log(NULL), dmesg).splitlines()
+    text = "".join(
+        f"May 01 10:00:00 {'localhost' if row < 9 else 'db1'} kernel: {each}\n"
+        for row, each in enumerate(ours)
+    )
+    for times in (1, 3):
+        found = parse_log(LogBytes((text * times).encode()))
+        assert found is not None
+        assert len(found.boots) == times
+
+
+def test_kernel_that_speaks_of_itself() -> None:
+    """That is no name of a writer: the lines around it are the kernel's, too."""
+    said = ["Linux version 6.1.0 (x) #1", "kernel: x", "EXT4-fs: y", "random: z"]
+    text = "".join(f"[Fri May  1 10:00:00 2026] {each}\n" for each in said)
+    found = parse_log(LogBytes(text.encode()))
+    assert found is not None
+    assert [record.text for record in found.boots[0].records] == said
+
+
 def test_parts_of_pstore_are_put_in_order() -> None:
     text = pstore(log(NULL), lines=20)
     assert text.startswith("Panic#1 Part1\n")
@@ -215,6 +285,20 @@ def run(*words: str) -> Ran:
     return call(COMMAND, *words, opening=open_target)
 
 
+def test_memory_that_has_a_log_in_it(tmp_path: Path) -> None:
+    """As a guest's memory has, in the page cache: it is no log."""
+    text = lines(log(NULL), dmesg).encode()
+    noise = random.Random(1).randbytes(1 << 20)
+    path = tmp_path / "guest.mem"
+    path.write_bytes(bytes(1 << 20) + noise + b"\n" + text + noise)
+    with pytest.raises(TargetError):
+        open_target(TargetSpec(path=str(path), takes_logs=True))
+    # A log has holes if the machine went down, and some noise of a serial line.
+    hole = bytes(1 << 20) + noise[: len(text) // 4] + b"\n"
+    path.write_bytes(text * 4 + hole + text * 4)
+    assert open_target(TargetSpec(path=str(path), takes_logs=True)).target.kind == "log"
+
+
 def test_command(tmp_path: Path) -> None:
     path = tmp_path / "console.log"
     path.write_text(lines(log(NULL), dmesg))
@@ -259,6 +343,43 @@ def test_text_that_is_too_long() -> None:
     assert shown.target.truncated
     assert shown.coverage["log_unreadable"] == 1
     assert shown.crash is not None
+    # No memory is missing: there never was any.
+    assert "dump-damaged" not in {verdict.code for verdict in shown.verdicts}
+
+
+def test_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory, however short it is: the last ones are kept."""
+    most = 100
+    monkeypatch.setattr(log_text, "MAX_LINES", most)
+    text = b"[    1.000000] Linux version 6.1.0 (x) #1 SMP"
+    for wide in (False, True):
+        data = b"\n" * (most + 5) + text
+        if wide:
+            data = data.decode().encode("utf-16")
+        found = parse_log(LogBytes(data, skipped_bytes=7, skipped_lines=1))
+        assert found is not None
+        assert found.boots[0].first == found.lines == most + 7
+        # Those before the last that are kept, and what was not read before.
+        assert found.skipped_bytes == 7 + 6
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Jan45 10:00] a day that no month has",
+        f"Panic#{'9' * 5000} Part1",
+        f"[    9.000000] CPU: 0 PID: 1 Comm: x Tainted: {' ' * 60_000}",
+        f"[    9.000000] CPU: 0 PID: 1 Comm: x Tainted: {'P ' * 30_000}",
+        f"[    9.000000] task:{' ' * 60_000}",
+    ],
+)
+def test_lines_that_no_kernel_writes(line: str) -> None:
+    """They are no fault of ours; long ones would take the square of their length."""
+    text = lines(log(NULL), dmesg)
+    found = parse_log(LogBytes(f"{text}{line}\n".encode()))
+    assert found is not None
+    assert max(len(each.text) for each in found.boots[-1].records) <= 2048
+    assert report(f"{text}{line}\n{text}").crash is not None
 
 
 def test_oops_that_ends_the_log() -> None:
@@ -320,6 +441,30 @@ OF_OTHER_KERNELS = {
         ("device-errors", "1 hardware error", "1 error of a file system", "(line 1)"),
     ),
 }
+
+
+def test_lines_that_are_no_errors_of_devices() -> None:
+    """A healthy machine logs them at each boot."""
+    version = "[    0.000000] Linux version 6.1.0 (x) #1 SMP\n"
+    found = report(
+        f"{version}[    1.000000] nvme nvme0: Shutdown timeout set to 8 seconds\n"
+    )
+    assert not found.verdicts
+    found = report(f"{version}[    1.000000] nvme nvme0: I/O 7 QID 2 timeout, aborting")
+    assert [verdict.code for verdict in found.verdicts] == ["device-errors"]
+
+
+@pytest.mark.parametrize(
+    ("line", "arch"),
+    [
+        ("Internal error: Oops: 805 [#1] SMP ARM", None),
+        ("Internal error: Oops: 805 [#1] PREEMPT SMP THUMB2", None),
+        ("Internal error: Oops: 0000000096000004 [#1] SMP", "aarch64"),
+    ],
+)
+def test_machine_of_arm(line: str, arch: str | None) -> None:
+    text = f"[    0.000000] Linux version 6.1.0 (x) #1 SMP\n[    9.000000] {line}\n"
+    assert report(text).target.arch == arch
 
 
 @pytest.mark.parametrize("name", [*OF_OTHER_KERNELS])

@@ -337,7 +337,9 @@ _DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
         "I/O error",
         (
             r"(blk_update_request: |print_req_error: )?(I/O|critical \w+) error, dev |"
-            r"Buffer I/O error on dev|nvme\w*( nvme\d+)?: .*(timeout|I/O Error|"
+            r"Buffer I/O error on dev|"
+            # At each boot: "Shutdown timeout set to 8 seconds".
+            r"nvme\w*( nvme\d+)?: .*((?<!Shutdown )timeout|I/O Error|"
             r"controller is down|Device not ready)|"
             r"sd [\d:]+: .*(rejecting I/O|FAILED Result)|"
             r"ata\d+(\.\d+)?: (exception|failed)"
@@ -438,7 +440,8 @@ class _Damage(Struct, frozen=True):
 
 def _dump_damaged_when(parts: ReportParts) -> Iterator[_Damage]:
     target = parts.target
-    if target.live:
+    if target.live or target.kind == "log":
+        # Of a log that is too long a note says what was not read.
         return
     counted = {loss.value: parts.coverage.get(loss.value, 0) for loss in _LISTS}
     losses = {key: count for key, count in counted.items() if count}
