@@ -472,8 +472,9 @@ class DmaBufGroup(PageGroup, frozen=True):
     """References to its file, by open files, mappings and devices."""
 
     holders: tuple[BufferHolder, ...] | None = None
-    """Processes that have it open or mapped; null where it is no buffer. Those of
-    devices, and of descriptors in flight, are not found: see the references."""
+    """Processes that have it open or mapped, at most 64; null where it is no buffer.
+    Those of devices, and of descriptors in flight, are not found: see the references.
+    """
 
     label: Annotated[str | None, DETAIL] = None
     """The name that a program gave it (DMA_BUF_SET_NAME)."""

@@ -322,7 +322,7 @@ def read_taints(reader: Reader, losses: LossLog) -> str | None:
 # --- A log alone, which was a text: which boot of it, and what it says of the machine.
 
 
-LOG_ALONE = "a log has none; a dump of the crash (vmcore) would"
+LOG_ALONE = "not in a log: a dump of the crash (vmcore) has it"
 """Why there is no report of a command."""
 
 
