@@ -37,6 +37,9 @@ MAX_BYTES = 32 << 20
 
 _CHUNK = 1 << 20
 
+_LONGEST = 2048
+"""Characters of a message at most (kernel/printk/internal.h, PRINTK_MESSAGE_MAX): rules
+on what it says may take the square of its length."""
 
 _FEW, _SHARE = 50, 0.05
 """A text is a log if it has so many lines of a kernel, or such a share of them."""
@@ -184,6 +187,8 @@ def parse_log(text: LogBytes) -> LogText | None:
     parser = LineParser(hosts_of(texts))
     lines = [
         parsed
+        if len(parsed.text) <= _LONGEST
+        else parsed._replace(text=parsed.text[:_LONGEST])
         for (number, _), text in zip(raw, texts, strict=True)
         if (parsed := parser.parse(number, text)) is not None
     ]

@@ -389,11 +389,11 @@ _CPU = re.compile(
     re.DOTALL,
 )
 _TASK = re.compile(
-    r"task:(?P<comm>.*?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d{1,10})", re.DOTALL
+    r"task:(?P<comm>.{0,64}?)\s+state:\S+\s.*?\bpid:\s*(?P<pid>\d{1,10})", re.DOTALL
 )
 _HUNG = re.compile(r"INFO: task (?P<comm>.*):(?P<pid>\d{1,10}) blocked ", re.DOTALL)
 _STUCK = re.compile(
-    r"BUG: soft lockup - CPU#(?P<cpu>\d{1,10}) .*\[(?P<comm>.*):(?P<pid>\d{1,10})\]",
+    r"BUG: soft lockup - CPU#(?P<cpu>\d{1,10}) [^\[]{0,64}\[(?P<comm>.{0,64}):(?P<pid>\d{1,10})\]",
     re.DOTALL,
 )
 _HARD = re.compile(

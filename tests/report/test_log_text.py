@@ -211,6 +211,31 @@ def test_files_that_are_no_logs_are_refused_as_before(tmp_path: Path) -> None:
         assert errors[0] == errors[1]
 
 
+def test_zeros_of_a_file_system(tmp_path: Path) -> None:
+    """A file system that was not unmounted leaves blocks of them within a log."""
+    path = tmp_path / "syslog"
+    text = lines(log(NULL), dmesg).encode()
+    line = text.index(b"\n", 2000) + 1
+    path.write_bytes(text[:line] + bytes(200_000) + text[line:-2000] + bytes(200_000))
+    found = open_target(TargetSpec(path=str(path), takes_logs=True))
+    assert collect_report(found.prog, target=found.target).crash is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("task:x state:D ", "INFO: task a:1 blocked ", "BUG: soft lockup - CPU#1 [a:1"),
+        "a invoked oom-killer: gfp_mask=0x1",
+    ],
+)
+def test_lines_that_no_kernel_writes(words: str) -> None:
+    """They are cut: what looks for words in them may take the square of its length."""
+    text = f"[    1.000000] BUG: a\n[    1.000000] {words * 30_000}\n"
+    found = report(text)
+    assert "oops" in [verdict.code for verdict in found.verdicts]
+    assert all(len(line) < 3000 for line in found.log)
+
+
 def run(*words: str) -> Ran:
     return call(COMMAND, *words, opening=open_target)
 
