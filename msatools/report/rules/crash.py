@@ -331,7 +331,7 @@ _DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
             r"EDAC \w*\d: \d+ [CU]E |Memory failure: 0x|"
             r".*[Mm]achine check events logged|.*PCIe Bus Error: severity=|"
             r"\S+ [\da-f:.]+: AER: (Multiple )?Uncorrect|"
-            r"NVRM: Xid |.*: critical temperature reached"
+            r"NVRM: Xid |thermal thermal_zone\d+: .*critical temperature"
         ),
     ),
     (
