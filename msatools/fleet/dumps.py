@@ -315,6 +315,7 @@ def identify(path: str) -> Identity:
         with open(path, "rb", buffering=0) as file:
             size = os.lseek(file.fileno(), 0, os.SEEK_END)
             head = os.pread(file.fileno(), READ_BYTES, 0)
+            tail = os.pread(file.fileno(), READ_BYTES, max(size - READ_BYTES, 0))
     except (OSError, ValueError) as error:
         # ValueError: a null character in the path.
         why = error.strerror if isinstance(error, OSError) else None
@@ -327,6 +328,9 @@ def identify(path: str) -> Identity:
     digest = hashlib.sha256(common_part or b"%d\n" % size + head)
     # Of two logs that are the same one is a copy.
     is_text = not release and is_log(path)
+    if is_text:
+        # Logs of one machine may begin alike.
+        digest.update(tail)
     if time_ns is None and not common_part and not is_text:
         # QEMU's dumps of an idle guest may differ in nothing else.
         digest.update(b"%d\n" % status.st_mtime_ns)

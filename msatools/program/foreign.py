@@ -309,6 +309,8 @@ def may_be_log(path: str) -> bool:
 
 
 def _is_readable(part: bytes) -> bool:
+    # A file system that was not unmounted ends files with blocks of zeros.
+    part = part.strip(b"\0")
     control = sum(map(part.count, _CONTROL))
     is_wide = part.startswith(WIDE)
     return bool(part) and (is_wide or control <= _MOST_CONTROL * len(part))

@@ -132,6 +132,8 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     # kernel/workqueue.c
     (r"BUG: workqueue lockup", "workqueue-stall"),
     (r"WARNING: (CPU: \d+ PID: \d+ |\S+:\d+ )?at ", "warning"),
+    # mm/page_alloc.c, warn_alloc()
+    (r".{0,64}: page allocation failure: order:\d", "warning"),
     (r"\S.* invoked oom-killer: ", "out-of-memory"),
     (r"BUG: (?!arch topology borken|MAX_\w+ too low|recent printk recursion)", "bug"),
     # Any other die(), which follows the lines above for those.
@@ -228,7 +230,7 @@ _MACHINERY = re.compile(
     r"__list_(add|del_entry)_valid\w*|usercopy_abort|__check_object_size|"
     r"fortify_panic|__fortify_\w+|__stack_chk_fail|kasan_\w+|__asan_\w+|"
     r"print_report|print_address_description|"
-    r"check_memory_region|"
+    r"check_memory_region|__schedule_bug|_*might_(sleep|resched)\w*|bad_page|warn_alloc|"
     r"watchdog_timer_fn|watchdog_overflow_callback|watchdog_hardlockup_\w+|"
     r"check_hung_\w+|watchdog|rcu_sched_clock_irq|check_cpu_stall|"
     r"print_(cpu|other_cpu)_stall\w*|panic_on_rcu_stall|"
@@ -269,6 +271,16 @@ _ALLOCATION = re.compile(
     r"obj_cgroup_charge\w*|pagefault_out_of_memory"
 )
 """Functions that allocate memory, or charge a control group for it."""
+
+
+_SLEEP_CHECK = re.compile(r"__schedule_bug|_*might_(sleep|resched)")
+"""Functions that report who sleeps where nobody may (kernel/sched/core.c)."""
+
+_SLEEPING = re.compile(
+    rf"{_WAITING.pattern}|(m|fs)sleep\w*|usleep_\w+|schedule\w*|io_schedule\w*|"
+    rf"\w*cond_resched\w*|{_ALLOCATION.pattern}"
+)
+"""Functions that may sleep: whoever called them is at fault."""
 
 
 class Frame(Struct, frozen=True):
@@ -322,16 +334,23 @@ def faulting(frames: Sequence[Frame], cause: Cause) -> list[Frame]:
     """Return the frames from the faulting one on, the innermost first.
 
     Of a stall these begin with who waits or spins, and not with the watchdog or the
-    lock; for want of memory, with who asked for it.
+    lock; for want of memory, with who asked for it; of sleep where nobody may, with who
+    called what sleeps.
     """
     kept = below_panic(frames)
     if cause in WATCHDOGS:
         entries = [_INTERRUPTED.fullmatch(frame.function) for frame in kept]
         if any(entries):
             del kept[: next(i for i, entry in enumerate(entries, 1) if entry)]
+    reporters = {plain_name(frame.function) for frame in kept}
     kept = [frame for frame in kept if not is_machinery(frame.function)]
     over = {"out-of-memory": _ALLOCATION, **dict.fromkeys(WATCHDOGS, _WAITING)}
-    if pattern := over.get(cause):
+    pattern = over.get(cause)
+    if cause == "bug" and any(map(_SLEEP_CHECK.fullmatch, reporters)):
+        pattern = _SLEEPING
+    elif cause == "warning" and "warn_alloc" in reporters:
+        pattern = _ALLOCATION
+    if pattern:
         names = (plain_name(frame.function) for frame in kept)
         starts = (i for i, name in enumerate(names) if not pattern.fullmatch(name))
         # A stack of nothing else is better than none.
@@ -394,7 +413,8 @@ _TASK = re.compile(
 )
 _HUNG = re.compile(r"INFO: task (?P<comm>.*):(?P<pid>\d{1,10}) blocked ", re.DOTALL)
 _STUCK = re.compile(
-    r"BUG: soft lockup - CPU#(?P<cpu>\d{1,10}) .*\[(?P<comm>.*):(?P<pid>\d{1,10})\]",
+    r"BUG: soft lockup - CPU#(?P<cpu>\d{1,10}) [^\[]{0,64}"
+    r"\[(?P<comm>.{0,64}):(?P<pid>\d{1,10})\]",
     re.DOTALL,
 )
 _HARD = re.compile(

@@ -154,7 +154,7 @@ Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
 """What had no memory: the machine, a control group, a cpuset, a policy of NUMA."""
 
 _INVOKED = re.compile(
-    r"(?P<comm>.*) invoked oom-killer: gfp_mask=(?P<gfp>0x[0-9a-f]+)"
+    r"(?P<comm>.{0,64}) invoked oom-killer: gfp_mask=(?P<gfp>0x[0-9a-f]+)"
     r"(?:\((?P<flags>[\w|]*)\))?.*?, order=(?P<order>-?\d{1,2})\b",
     re.DOTALL,
 )

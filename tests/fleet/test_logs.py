@@ -28,6 +28,12 @@ def test_a_copy_is_the_same_log(tmp_path: Path) -> None:
     (tmp_path / "c.log").write_text(f"{WELL}[  100.000000] usb 1-1: gone\n")
     first, copy, other = (identify(str(tmp_path / f"{name}.log")) for name in "abc")
     assert first.digest == copy.digest != other.digest
+    long = WELL + "[  100.000000] usb 1-1: a\n" * 20_000
+    ends = {f"[  200.000000] usb 1-1: {each}\n" for each in "xy"}
+    logs = [tmp_path / "d.log", tmp_path / "e.log"]
+    for path, end in zip(logs, ends, strict=True):
+        path.write_text(long + end)
+    assert len({identify(str(path)).digest for path in logs}) == 2
 
 
 def test_logs_count_where_no_dump_is_beside_them(

@@ -281,6 +281,31 @@ def test_files_that_are_no_logs_are_refused_as_before(tmp_path: Path) -> None:
         assert errors[0] == errors[1]
 
 
+def test_zeros_of_a_file_system(tmp_path: Path) -> None:
+    """A file system that was not unmounted leaves blocks of them within a log."""
+    path = tmp_path / "syslog"
+    text = lines(log(NULL), dmesg).encode()
+    line = text.index(b"\n", 2000) + 1
+    path.write_bytes(text[:line] + bytes(200_000) + text[line:-2000] + bytes(200_000))
+    found = open_target(TargetSpec(path=str(path), takes_logs=True))
+    assert collect_report(found.prog, target=found.target).crash is not None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("task:x state:D ", "INFO: task a:1 blocked "),
+        *("BUG: soft lockup - CPU#1 [a:1", "a invoked oom-killer: gfp_mask=0x1"),
+    ],
+)
+def test_words_over_and_over(words: str) -> None:
+    """They are cut: what looks for words in them may take the square of its length."""
+    text = f"[    1.000000] BUG: a\n[    1.000000] {words * 30_000}\n"
+    found = report(text)
+    assert "oops" in [verdict.code for verdict in found.verdicts]
+    assert all(len(line) < 3000 for line in found.log)
+
+
 def run(*words: str) -> Ran:
     return call(COMMAND, *words, opening=open_target)
 
@@ -434,6 +459,42 @@ OF_OTHER_KERNELS = {
         "[  301.000000][    C1] INFO: rcu_sched self-detected stall on CPU\n"
         "[  301.000000][    C1] \t1-...: (99 ticks this GP) idle=1\n",
         ("cpu-stalled", "CPU 2: soft lockup", "rcu-stalled", "CPU 1: RCU stall"),
+    ),
+    "sleep": (
+        "[    1.000000] BUG: scheduling while atomic: a/7/0x00000002\n"
+        "[    1.000000] CPU: 0 PID: 7 Comm: a Not tainted 6.1.0 #1\n"
+        "[    1.000000] Call Trace:\n"
+        "[    1.000000]  dump_stack_lvl+0x44/0x5c\n"
+        "[    1.000000]  __schedule_bug.cold+0x4c/0x5d\n"
+        "[    1.000000]  __schedule+0x8f0/0x9e0\n"
+        "[    1.000000]  schedule_timeout+0x8c/0x160\n"
+        "[    1.000000]  msleep+0x2d/0x40\n"
+        "[    1.000000]  f+0x20/0x1000 [m]\n",
+        ("oops", "BUG in f [m]"),
+    ),
+    "allocation": (
+        "[    1.000000] a: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL)\n"
+        "[    1.000000] CPU: 0 PID: 7 Comm: a Not tainted 6.1.0 #1\n"
+        "[    1.000000] Call Trace:\n"
+        "[    1.000000]  dump_stack_lvl+0x44/0x5c\n"
+        "[    1.000000]  warn_alloc.cold+0x7b/0xe3\n"
+        "[    1.000000]  __alloc_pages+0x309/0x320\n"
+        "[    1.000000]  f+0x20/0x1000 [m]\n",
+        ("kernel-warnings", "warned 1 time in f [m]", "page allocation failure"),
+    ),
+    "other devices": (
+        "[    1.000000] md/raid1:md0: Disk failure on sdb1, disabling device.\n"
+        "[    1.000000] end_request: I/O error, dev sda, sector 1\n"
+        "[    1.000000] blk_update_request: I/O error, dev fd0, sector 0\n"
+        "[    1.000000] pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error "
+        "received: 0000:00:1c.0\n"
+        "[    1.000000] XFS (dm-2): Metadata CRC error detected at f+0x1/0x2 [xfs]\n"
+        "[    1.000000] nfs: server a not responding, still trying\n",
+        (
+            *("1 hardware error,", "2 I/O errors", "2 errors of a file system"),
+            *("Disk failure on sdb1", "AER: Uncorrected"),
+            *("Metadata CRC", "nfs: server"),
+        ),
     ),
     "devices": (
         "kern  :err   : [    1.000000] EXT4-fs error (device sda1): f:1: comm a: b\n"

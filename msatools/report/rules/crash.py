@@ -329,15 +329,19 @@ _DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
         (
             r"mce: \[Hardware Error\]|\{\d+\}\[Hardware Error\]: event severity|"
             r"EDAC \w*\d: \d+ [CU]E |Memory failure: 0x|"
-            r".*[Mm]achine check events logged|.*PCIe Bus Error: severity="
+            r".*[Mm]achine check events logged|.*PCIe Bus Error: severity=|"
+            r"\S+ [\da-f:.]+: AER: (Multiple )?Uncorrect|"
+            r"NVRM: Xid |thermal thermal_zone\d+: .*critical temperature"
         ),
     ),
     (
-        # block/blk-core.c, fs/buffer.c, drivers/nvme/host, drivers/scsi, drivers/ata
+        # block/blk-core.c, fs/buffer.c, drivers/nvme/host, drivers/scsi, drivers/ata,
+        # drivers/md. A virtual machine may have a floppy drive that nobody needs.
         "I/O error",
         (
-            r"(blk_update_request: |print_req_error: )?(I/O|critical \w+) error, dev |"
-            r"Buffer I/O error on dev|"
+            r"(blk_update_request: |print_req_error: |end_request: )?"
+            r"(I/O|critical \w+) error, dev (?!fd\d)|md/\w+:\w+: Disk failure on |"
+            r"Buffer I/O error on dev(ice)? (?!fd\d)|"
             # At each boot: "Shutdown timeout set to 8 seconds".
             r"nvme\w*( nvme\d+)?: .*((?<!Shutdown )timeout|I/O Error|"
             r"controller is down|Device not ready)|"
@@ -346,12 +350,14 @@ _DEVICE_ERRORS: tuple[tuple[str, str], ...] = (
         ),
     ),
     (
-        # fs/ext4/super.c, fs/xfs, fs/btrfs, fs/jbd2
+        # fs/ext4/super.c, fs/xfs, fs/btrfs, fs/jbd2, net/sunrpc/clnt.c
         "error of a file system",
         (
             r"EXT[234]-fs (error|\(.*Remounting filesystem read-only)|"
             r"Aborting journal on device|JBD2: .*[Ee]rror|"
-            r"XFS \(.*(orruption|shut.?down|metadata I/O error)|"
+            r"XFS \(.*(orruption|shut.?down|metadata I/O error|Metadata CRC error)|"
+            r"EXT4-fs warning .*: I/O error|SQUASHFS error|"
+            r"nfs: server .* not responding|CIFS: .* has not responded|"
             r"BTRFS (error|critical)|F2FS-fs \(.*(orrupt|inconsisten)"
         ),
     ),
