@@ -263,8 +263,14 @@ def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
 
     :param count: Lines of the text that are not empty.
     """
-    if any(_WITNESS.match(line.text) for line in kernel):
-        return True
+    witnesses = [line.text for line in kernel if _WITNESS.match(line.text)]
+    if witnesses:
+        # Without any times, "Kernel panic" alone may be of a program's source.
+        return (
+            kernel[0].form != "bare"
+            or len(witnesses) >= min(2, SHARE * count)
+            or witnesses[0].startswith(_LINUX)
+        )
     if kernel[0].form in ("bare", "dated"):
         # dmesg's own dates are in brackets or have a comma.
         return (

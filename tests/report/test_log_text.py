@@ -540,3 +540,13 @@ def test_logs_of_other_kernels(name: str) -> None:
     for words in expected:
         assert words in said
     assert not found.faults
+
+
+def test_source_that_quotes_a_panic() -> None:
+    """One line in a hundred, without times: as a text has that is about kernels."""
+    panic = "Kernel panic - not syncing: x"
+    source = "\n".join(f"int number_{n} = {n};" for n in range(100))
+    assert parse_log(LogBytes(f"{source}\n{panic}\n".encode())) is None
+    assert parse_log(LogBytes(f"{panic}\n".encode())) is not None
+    started = "Linux version 6.12.1 (a@b) (gcc 12) #1 SMP"
+    assert parse_log(LogBytes(f"{started}\n{source}\n".encode())) is not None
