@@ -526,7 +526,7 @@ class ReportBuilder:
             any_of=ids if len(ids) > 1 else None,
             on=blocked.on,
             why=blocked.why,
-            stack=snapshot.functions(row) if self._options.stacks else None,
+            stack=snapshot.stack_of(row) if self._options.stacks else None,
         )
 
     def _lock(self, want: Wanted) -> LockRow:

@@ -191,7 +191,7 @@ class RootRows:
             comm=snapshot.comm(row),
             state=snapshot.letters[row],
             age_ns=snapshot.ages_ns[row],
-            stack=snapshot.functions(row) if self._with_stacks else None,
+            stack=snapshot.stack_of(row) if self._with_stacks else None,
         )
 
     def _of_thing(self, sink: GraphRoot, thing: Thing) -> Root:

@@ -34,7 +34,8 @@ from msatools.locks.work import current_work
 from msatools.program.linear import KERNEL_HALF
 from msatools.reports.units import signal_name
 from msatools.tasks.identity import comm_text
-from msatools.tasks.sampler import TaskState
+from msatools.tasks.running_stacks import StackReader, named_frames
+from msatools.tasks.sampler import TaskState, runs
 from msatools.tasks.states import (
     MAX_RT_PRIO,
     STOP_SIGNAL,
@@ -457,9 +458,27 @@ class WaitSnapshot(Struct, frozen=True, dict=True):
         return comm_text(self.tasks["comm"][row])
 
     def functions(self, row: int) -> tuple[str, ...]:
-        """Return the functions on a task's stack, innermost first."""
+        """Return the functions on the stack of a task that sleeps, innermost first."""
         stacks = self.now.stacks
         return stacks.names(stacks[row])
+
+    def stack_of(self, row: int) -> tuple[str, ...]:
+        """Return the functions on a task's stack, also of one that runs in a dump."""
+        if not self._are_running[row]:
+            return self.functions(row)
+        found = self._running.read(int(self.tasks["address"][row]))
+        if found is None:
+            return ()
+        return tuple(name for name, _ in named_frames(found, self.context.text))
+
+    @cached_property
+    def _are_running(self) -> list[bool]:
+        found: list[bool] = runs(self.tasks).tolist()
+        return found
+
+    @cached_property
+    def _running(self) -> StackReader:
+        return StackReader(self.context.reader, self.context.text, self.context.losses)
 
     def oldest_first(self, rows: Iterable[int]) -> list[int]:
         """Sort tasks by the time since they entered their state, the longest first."""

@@ -105,6 +105,15 @@ def test_stacks(name: str) -> None:
     assert len(groups) == len(alike)
 
 
+def test_stacks_of_who_spins() -> None:
+    """They run, and so do the owners: their stacks are by the registers."""
+    found = report("lockspin-6.12", "--stacks")
+    rows = [*found["waits"], *found["roots"]]
+    stacks = [row["stack"] for row in rows if (row["comm"] or "").startswith("lm-")]
+    assert len(stacks) > 2
+    assert all("lm_spin_thread" in stack for stack in stacks)
+
+
 def test_waits_of_a_control_group_or_namespace() -> None:
     """Waiters are selected by group; their owners can be in any group."""
     dump, first = "tasks-6.12", "4026531836"

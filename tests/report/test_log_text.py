@@ -144,7 +144,8 @@ def test_boots() -> None:
     assert found.crash is not None
     assert found.target.log is not None
     assert (found.target.log.boot, found.target.log.boots) == (2, 3)
-    assert found.target.log.first_line == 301
+    # Some messages have several lines.
+    assert found.target.log.first_line == 1 + well.count("\n")
     assert any(note.code == "boots" for note in found.notes)
     last = report(well + crashed + well, kernel=3)
     assert last.crash is None
@@ -332,9 +333,8 @@ def test_command(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (0, "")
     first, *_ = ran.out.splitlines()
     release = of_dump(NULL).target.release
-    assert first.startswith(
-        f"a kernel log, {len(log(NULL))} lines, from 0.000000 s to "
-    )
+    count = path.read_text().count("\n")
+    assert first.startswith(f"a kernel log, {count} lines, from 0.000000 s to ")
     assert first.endswith(f" s, of kernel {release}")
     assert f"less -R +{report(path.read_bytes()).crash.line} " in ran.out  # type: ignore[union-attr]
     assert run(str(path), "--fingerprint").out == f"{prints}\n"
