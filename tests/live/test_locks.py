@@ -130,8 +130,9 @@ def test_one_task(session: Session) -> None:
     assert [found[key] for key in same] == [expected[key] for key in same]
     assert one["roots"][0]["pid"] == session.tid("normal-owner")
     # Some 40 of these tell in which C library it waits: its mapping, the file and the
-    # table of symbols there.
-    assert one["coverage"]["reads"] < 200
+    # table of symbols there. Some 30 to 50 are the pages of the ORC tables that its
+    # functions need, instead of all 4 MB of them.
+    assert one["coverage"]["reads"] < 250
     # Each task is read, then its counters and its stack, and once more: only so is it
     # of one moment.
     assert whole["coverage"]["reads"] < 11 * whole["coverage"]["tasks"]
