@@ -464,11 +464,10 @@ class WaitSnapshot(Struct, frozen=True, dict=True):
 
     def stack_of(self, row: int) -> tuple[str, ...]:
         """Return the functions on a task's stack, also of one that runs in a dump."""
-        if not self._are_running[row]:
-            return self.functions(row)
-        found = self._running.read(int(self.tasks["address"][row]))
+        address = int(self.tasks["address"][row])
+        found = self._running.read(address) if self._are_running[row] else None
         if found is None:
-            return ()
+            return self.functions(row)
         return tuple(name for name, _ in named_frames(found, self.context.text))
 
     @cached_property
