@@ -23,7 +23,10 @@ HELP = "help"
 SESSIONS = ("crash", "drgn")
 """Sessions of drgn, which only ``msa`` runs."""
 
-ALL = (*NAMES, *GROUPS, *SESSIONS)
+ASSISTANTS = "mcp"
+"""The server for assistants, which only ``msa`` runs."""
+
+ALL = (*NAMES, *GROUPS, *SESSIONS, ASSISTANTS)
 """All that can be run by name."""
 
 DEFAULT = "report"
@@ -62,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from msatools.cli.drgn_prompt import run_session
 
         return run_session(first, words[1:])
+    if first == ASSISTANTS:
+        from msatools.mcp_server import serve
+
+        return serve(words[1:])
     if first == HELP and not os.path.exists(HELP):
         return _help_on(words[1:])
     from msatools.console import run
@@ -170,6 +177,9 @@ def _help() -> str:
         "SESSIONS OF DRGN (msa drgn --help, msa crash --help):",
         f"  {'crash':{width}}  its crash commands: msa crash TARGET [COMMAND]",
         f"  {'drgn':{width}}  its prompt or a script: msa drgn TARGET [SCRIPT]",
+        "",
+        "FOR ASSISTANTS (msa mcp --help):",
+        f"  {ASSISTANTS:{width}}  all commands as tools, by the Model Context Protocol",
         "",
         "HELP:",
         "  msa help          the topics: guides, commands, columns",

@@ -87,7 +87,7 @@ def test_modules_have_no_import_cycle() -> None:
 
 OUTPUT = (
     *("reports", "render", "cli", "plugin", "registry", "console", "frontdoor"),
-    *("derived", "presentation", "prompt", "help"),
+    *("derived", "mcp_server", "presentation", "prompt", "help"),
 )
 """Packages that turn reports into text, files and commands."""
 
