@@ -14,8 +14,9 @@ import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from msatools.mcp_server import MAX_CHARACTERS, shorten
-from msatools.registry import NAMES
+from msatools.cli.arguments import make_parser
+from msatools.mcp_server import MAX_CHARACTERS, WRITTEN, shorten
+from msatools.registry import NAMES, load
 from tests.support.calls import CORE
 
 SCRIPT = str(Path(sys.executable).with_name("msa"))
@@ -138,6 +139,17 @@ def test_no_file_is_written(command: str, option: str, tmp_path: Path) -> None:
 
     talk(to)
     assert not [*tmp_path.iterdir()]
+
+
+def test_all_options_that_write_a_file_are_known() -> None:
+    """What a new one does is to be decided here."""
+    files = {
+        option.dest
+        for name in NAMES
+        for option in make_parser(load(name), in_drgn=False)._actions
+        if "FILE" in str(option.metavar)
+    }
+    assert files == {*WRITTEN, "vmcoreinfo"}
 
 
 def test_a_call_that_takes_too_long_ends() -> None:
