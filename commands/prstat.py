@@ -142,8 +142,16 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
         why=tuple(args.why),
         hz=args.hz,
         share=args.budget / 2 if args.budget else None,
+        causes=_has_causes(args),
         whole=args.record is not None,
     )
+
+
+def _has_causes(args: argparse.Namespace) -> bool:
+    """Return whether what tasks wait on is shown, or page faults are sorted by."""
+    if args.json or args.microstates or args.columns or args.record is not None:
+        return True
+    return any(key.name in ("TFL", "DFL") for key in args.sort or ())
 
 
 def _has_stacks(args: argparse.Namespace) -> bool:

@@ -32,12 +32,14 @@ from msgspec.structs import replace
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans
 from msatools.locks.report import Herd, WaitTarget, Waker
 from msatools.tasks.identity import comm_text
 from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import asleep
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 from msatools.tasks.unwind import Rows
+from msatools.tasks.waits import TaskClass, are_any
 
 MIN_WAITERS = 16
 TURN_NS = 1_000_000
@@ -114,6 +116,23 @@ def read_again(
             time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     return again
+
+
+_AT_ONE_FUTEX = (TaskClass.LCK, TaskClass.KLK, TaskClass.LAT, TaskClass.WAK)
+"""Classes of threads that one lock or futex may have among its crowd, whatever the
+stack, with those that were just woken from it."""
+
+
+def may_be_herds(tasks: TaskTable, now: TaskState) -> Booleans:
+    """Return which threads may be in a herd, whatever they wait on.
+
+    A crowd is of one class, but for those of locks. The median of a herd has slept
+    :data:`MIN_SWITCHES` times: so at least half of it has.
+    """
+    often = tasks["nvcsw"] >= MIN_SWITCHES
+    part = np.where(are_any(now.classes, _AT_ONE_FUTEX), TaskClass.LCK, now.classes)
+    may_be: Booleans = (np.bincount(part, often) >= MIN_WAITERS // 2)[part]
+    return may_be
 
 
 def find_herds(
