@@ -147,7 +147,7 @@ class TaskRows(Sequence[TaskRow]):
     def __getitem__(self, place: slice) -> "TaskRows": ...
     def __getitem__(self, place: int | slice) -> "TaskRow | TaskRows":
         if isinstance(place, slice):
-            return self.take(np.arange(len(self))[place])
+            return self.take(place)
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         place %= len(self)
@@ -157,8 +157,8 @@ class TaskRows(Sequence[TaskRow]):
         for start in range(0, len(self), _AT_ONCE):
             yield from self._made(slice(start, start + _AT_ONCE))
 
-    def take(self, places: npt.NDArray[Any]) -> "TaskRows":
-        """Return some rows, by their indices or by a mask."""
+    def take(self, places: npt.NDArray[Any] | slice) -> "TaskRows":
+        """Return some rows: a range of them, or by their indices or a mask."""
         columns = {name: values[places] for name, values in self.columns.items()}
         return TaskRows(columns, self._ons, self.kept, self._off)
 

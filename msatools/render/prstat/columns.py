@@ -93,12 +93,11 @@ def _header(name: str, report: PrstatReport) -> str:
 
 def cells(
     names: Sequence[str], rows: Sequence[TaskRow], about: TaskContext
-) -> Iterator[Sequence[Cell]]:
-    """Yield the cells of each row, made column by column: there may be very many."""
+) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield the cells of each column, of some rows at a time."""
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        columns = [_column(name, part, about) for name in names]
-        yield from zip(*columns, strict=True)
+        yield [_column(name, part, about) for name in names]
 
 
 def _column(name: str, rows: Sequence[TaskRow], about: TaskContext) -> Sequence[Cell]:
