@@ -89,7 +89,7 @@ from msatools.tasks.identity import (
 from msatools.tasks.running_stacks import StackReader, frame_text, named_frames
 from msatools.tasks.sampler import Sampler, TaskSample, TaskState, runs
 from msatools.tasks.stacks import Stack, Stacks
-from msatools.tasks.states import Throttles, read_in_iowait
+from msatools.tasks.states import Throttles, loads, read_in_iowait
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
 
@@ -357,7 +357,9 @@ class Prstat(KernelSession[PrstatReport, Options]):
             known = replace(known, callers=_callers(sample.now))
         rows = wanted_rows(known, options)
         wanted = threads_of(rows)
-        shown = rows.take(ordered(rows, options, self._target)[: options.rows])
+        shown = rows
+        if not options.whole:
+            shown = rows.take(ordered(rows, options, self._target)[: options.rows])
         explained = self._explained(sample, wanted, shown)
         ons, herds = self._waits(sample, wanted, explained, deltas)
         progress(6, _STEPS)
@@ -450,10 +452,12 @@ class Prstat(KernelSession[PrstatReport, Options]):
         self, sample: TaskSample, wanted: Booleans, shown: TaskRows
     ) -> Booleans:
         """Return the wanted threads of which somebody asks what they wait on."""
-        options = self._options
-        if options.whole or options.load or options.states:
+        options, tasks, now = self._options, sample.tasks, sample.now
+        if options.states or (options.whole and options.causes):
             return wanted
-        asked = may_be_herds(sample.tasks, sample.now)
+        asked = may_be_herds(tasks, now)
+        if options.load:
+            asked |= loads(tasks) | are_any(now.classes, RUNNABLE)
         if options.causes:
             asked[shown.columns["thread"]] = True
         return asked & wanted
@@ -472,6 +476,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         tasks, now = sample.tasks, sample.now
         runs = are_any(now.classes, RUNNABLE)
         ons: list[WaitTarget | None] = [None] * len(tasks)
+        if not explained.any():
+            return ons, ()
         throttles = Throttles(self._reader, tasks, self._losses)
         for row in np.flatnonzero(explained & runs).tolist():
             cpu = int(tasks["cpu"][row])

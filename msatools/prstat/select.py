@@ -332,7 +332,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     causes: bool = True
     """Whether rows have what they wait on, and page faults whether they are on code. To
-    find them takes twice as long as all else; herds are found either way."""
+    find out takes twice as long as all else; herds and :attr:`load` have it anyway."""
 
     whole: bool = False
     """Keep all data of all threads, to be selected and sorted later."""
