@@ -106,7 +106,7 @@ def _column(name: str, rows: Sequence[TaskRow], about: TaskContext) -> Sequence[
     if not isinstance(writer, OfFields):
         return [writer(row, about) for row in rows]
     if isinstance(rows, TaskRows):
-        values = rows.fields(writer.names, slice(None))
+        values = rows.fields(writer.names)
     else:
         values = [[getattr(row, field) for row in rows] for field in writer.names]
     make = partial(writer.make, about)
