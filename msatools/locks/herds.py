@@ -339,18 +339,21 @@ class _Crowd:
         tasks = self._tasks
         if not tasks.has("last_wakee"):
             return None
-        processes = distinct(tasks["tgid"][self._all])
-        own = np.isin(tasks["tgid"], processes)
-        # A thread of the crowd may have woken the next by releasing a lock.
         wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
+        # A thread of the crowd may have woken the next by releasing a lock.
         wakes[self._all] = False
-        # The waker of a futex is a thread of the same process.
-        if kind == "futex" or (wakes & own).any():
-            wakes &= own
-        else:
-            wakes &= np.isin(tasks["last_wakee"], tasks["address"][own])
         found = np.flatnonzero(wakes)
+        if not len(found):
+            # The usual case, without a look at all processes: there may be many crowds.
+            return None
+        own = np.isin(tasks["tgid"], distinct(tasks["tgid"][self._all]))
+        # The waker of a futex is a thread of the same process.
+        if kind == "futex" or own[found].any():
+            found = found[own[found]]
+        else:
+            theirs = np.isin(tasks["last_wakee"][found], tasks["address"][own])
+            found = found[theirs]
         if not len(found):
             return None
         row = int(found[np.argmax(tasks["wakee_flips"][found])])
