@@ -37,7 +37,7 @@ def test_unknown_values() -> None:
 
 
 def test_rows_of_rows() -> None:
-    """Some of the rows, in another order, by a range, indices or a mask, and of these."""
+    """Some of the rows, turned round, by a range, indices or a mask, and of these."""
     rows = MadeThreads(
         *({"pid": pid, "uid": 7 * pid} for pid in range(1, 2050))
     ).by_thread()
