@@ -33,6 +33,7 @@ from msatools.cli.options import (
     duration_ns,
     known_names,
     name_list,
+    parse_words,
 )
 from msatools.model import DiffRows
 
@@ -142,8 +143,19 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
         why=tuple(args.why),
         hz=args.hz,
         share=args.budget / 2 if args.budget else None,
+        causes=_has_causes(args),
         whole=args.record is not None,
     )
+
+
+def _has_causes(args: argparse.Namespace) -> bool:
+    """Return whether what tasks wait on may be shown, or page faults are sorted by."""
+    # drgn's prompt gets the report itself, and a live screen any columns.
+    if not hasattr(args, "core") or parse_words(args.words).interval_s is not None:
+        return True
+    if args.json or args.microstates or args.columns or args.record is not None:
+        return True
+    return any(key.name in ("TFL", "DFL") for key in args.sort or ())
 
 
 def _has_stacks(args: argparse.Namespace) -> bool:

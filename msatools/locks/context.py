@@ -283,7 +283,7 @@ def _cases(
     context: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> list[BlockedTask]:
     """Read the stack of each task, and the arguments of its system call."""
-    part = TaskTable(context.tasks.records[rows], context.tasks.columns)
+    part = context.tasks.only(rows)
     pointers = part["sp"] if part.has("sp") else np.zeros(len(part), np.uint64)
     stacks = part["stack"].astype(np.uint64)
     # What cannot be read was counted when the stacks were unwound.

@@ -32,12 +32,14 @@ from msgspec.structs import replace
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import distinct
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans
 from msatools.locks.report import Herd, WaitTarget, Waker
 from msatools.tasks.identity import comm_text
 from msatools.tasks.sampler import TaskState
 from msatools.tasks.states import asleep
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 from msatools.tasks.unwind import Rows
+from msatools.tasks.waits import TaskClass, are_any
 
 MIN_WAITERS = 16
 TURN_NS = 1_000_000
@@ -114,6 +116,23 @@ def read_again(
             time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     return again
+
+
+_AT_ONE_FUTEX = (TaskClass.LCK, TaskClass.KLK, TaskClass.LAT, TaskClass.WAK)
+"""Classes of threads that one lock or futex may have among its crowd, whatever the
+stack, with those that were just woken from it."""
+
+
+def may_be_herds(tasks: TaskTable, now: TaskState) -> Booleans:
+    """Return which threads may be in a herd, whatever they wait on.
+
+    A crowd is of one class, but for those of locks. The median of a herd has slept
+    :data:`MIN_SWITCHES` times: so at least half of it has.
+    """
+    often = tasks["nvcsw"] >= MIN_SWITCHES
+    part = np.where(are_any(now.classes, _AT_ONE_FUTEX), TaskClass.LCK, now.classes)
+    may_be: Booleans = (np.bincount(part, often) >= MIN_WAITERS // 2)[part]
+    return may_be
 
 
 def find_herds(
@@ -320,18 +339,21 @@ class _Crowd:
         tasks = self._tasks
         if not tasks.has("last_wakee"):
             return None
-        processes = distinct(tasks["tgid"][self._all])
-        own = np.isin(tasks["tgid"], processes)
-        # A thread of the crowd may have woken the next by releasing a lock.
         wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
+        # A thread of the crowd may have woken the next by releasing a lock.
         wakes[self._all] = False
-        # The waker of a futex is a thread of the same process.
-        if kind == "futex" or (wakes & own).any():
-            wakes &= own
-        else:
-            wakes &= np.isin(tasks["last_wakee"], tasks["address"][own])
         found = np.flatnonzero(wakes)
+        if not len(found):
+            # The usual case, without a look at all processes: there may be many crowds.
+            return None
+        own = np.isin(tasks["tgid"], distinct(tasks["tgid"][self._all]))
+        # The waker of a futex is a thread of the same process.
+        if kind == "futex" or own[found].any():
+            found = found[own[found]]
+        else:
+            theirs = np.isin(tasks["last_wakee"][found], tasks["address"][own])
+            found = found[theirs]
         if not len(found):
             return None
         row = int(found[np.argmax(tasks["wakee_flips"][found])])

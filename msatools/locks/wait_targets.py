@@ -404,21 +404,21 @@ class Explainer:
         losses: LossLog,
         *,
         rows: Rows | None = None,
+        alone: bool | None = None,
     ) -> list[WaitTarget | None]:
         """
         Return the wait targets of tasks.
 
-        For a single row, other waiters are counted only if there are few of them.
-
         :param tasks: The tasks from which *now* was collected.
         :param rows: Rows of the tasks; all if not given.
+        :param alone: Whether other waiters are counted only if there are few of them;
+            by default so for a single row.
         :return: One target per row; ``None`` for a task that does not wait, or whose
             target is unknown.
         """
         chosen = np.arange(len(tasks)) if rows is None else rows
-        context = LockContext(
-            self._layout, tasks, losses, clocks, alone=len(chosen) == 1
-        )
+        alone = len(chosen) == 1 if alone is None else alone
+        context = LockContext(self._layout, tasks, losses, clocks, alone=alone)
         found: list[WaitTarget | None] = [None] * len(chosen)
         alike: dict[WaitTarget | None, WaitTarget | None] = {}
         kept: set[int] = set()

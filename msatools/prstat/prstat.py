@@ -30,7 +30,13 @@ from msatools.kernel.report import (
 )
 from msatools.kernel.structs import Booleans
 from msatools.locks.file_targets import as_watched
-from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, read_again
+from msatools.locks.herds import (
+    MIN_WAITERS,
+    Watched,
+    find_herds,
+    may_be_herds,
+    read_again,
+)
 from msatools.locks.report import Herd, WaitTarget
 from msatools.locks.user_stacks import with_frames
 from msatools.locks.wait_targets import (
@@ -55,6 +61,7 @@ from msatools.prstat.recorded import (
 from msatools.prstat.rows import (
     Kept,
     Spent,
+    TaskRows,
     Threads,
     keep,
     totals,
@@ -82,7 +89,7 @@ from msatools.tasks.identity import (
 from msatools.tasks.running_stacks import StackReader, frame_text, named_frames
 from msatools.tasks.sampler import Sampler, TaskSample, TaskState, runs
 from msatools.tasks.stacks import Stack, Stacks
-from msatools.tasks.states import Throttles, read_in_iowait
+from msatools.tasks.states import Throttles, loads, read_in_iowait
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
 
@@ -231,7 +238,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
                 share=options.share,
                 bound_ns=self._bound_ns,
                 read=self._read,
-                on_code=self._on_code,
+                on_code=self._on_code if options.causes else None,
             )
             self._explainer = Explainer(self._reader)
             self._kernel_names = KernelNames(self._reader)
@@ -350,9 +357,13 @@ class Prstat(KernelSession[PrstatReport, Options]):
             known = replace(known, callers=_callers(sample.now))
         rows = wanted_rows(known, options)
         wanted = threads_of(rows)
-        ons, herds = self._waits(sample, wanted, deltas)
+        shown = rows
+        if not options.whole:
+            shown = rows.take(ordered(rows, options, self._target)[: options.rows])
+        explained = self._explained(sample, wanted, shown)
+        ons, herds = self._waits(sample, wanted, explained, deltas)
         progress(6, _STEPS)
-        rows = rows.with_ons(ons)
+        rows, shown = rows.with_ons(ons), shown.with_ons(ons)
         summed = self._totals(known, wanted)
         self._count(sample, spent, kept.split.impossible)
         if options.states:
@@ -378,7 +389,6 @@ class Prstat(KernelSession[PrstatReport, Options]):
         )
         if options.whole:
             return recorded(report, replace(known, ons=tuple(ons)))
-        shown = rows.take(ordered(rows, options, self._target)[: options.rows])
         report = with_views(replace(report, tasks=shown), rows, wanted, options)
         return self._with_stacks(report, sample, kept, wanted, ons)
 
@@ -438,15 +448,38 @@ class Prstat(KernelSession[PrstatReport, Options]):
             report = replace(report, stacks=groups)
         return report
 
+    def _explained(
+        self, sample: TaskSample, wanted: Booleans, shown: TaskRows
+    ) -> Booleans:
+        """Return the wanted threads of which somebody asks what they wait on."""
+        options, tasks, now = self._options, sample.tasks, sample.now
+        if options.states or (options.whole and options.causes):
+            return wanted
+        asked = may_be_herds(tasks, now)
+        if options.load:
+            asked |= loads(tasks) | are_any(now.classes, RUNNABLE)
+        if options.causes:
+            asked[shown.columns["thread"]] = True
+        return asked & wanted
+
     def _waits(
-        self, sample: TaskSample, wanted: Booleans, deltas: Deltas | None
+        self,
+        sample: TaskSample,
+        wanted: Booleans,
+        explained: Booleans,
+        deltas: Deltas | None,
     ) -> tuple[list[WaitTarget | None], tuple[Herd, ...]]:
-        """Return what each wanted thread waits on, and the herds among them."""
+        """Return what threads wait on, and the herds among the wanted ones.
+
+        :param explained: The threads to explain, among them all that may be herds.
+        """
         tasks, now = sample.tasks, sample.now
         runs = are_any(now.classes, RUNNABLE)
         ons: list[WaitTarget | None] = [None] * len(tasks)
+        if not explained.any():
+            return ons, ()
         throttles = Throttles(self._reader, tasks, self._losses)
-        for row in np.flatnonzero(wanted & runs).tolist():
+        for row in np.flatnonzero(explained & runs).tolist():
             cpu = int(tasks["cpu"][row])
             throttle = throttles.of(row, sample.clocks.local_ns)
             ons[row] = (
@@ -454,9 +487,12 @@ class Prstat(KernelSession[PrstatReport, Options]):
                 if throttle is None
                 else WaitTarget(kind="quota", cpu=cpu, path=throttle.cgroup)
             )
-        places = np.flatnonzero(wanted & ~runs & (now.classes != TaskClass.ZMB))
+        waits = ~runs & (now.classes != TaskClass.ZMB)
+        places = np.flatnonzero(explained & waits)
+        # As many others are counted, however many rows are shown.
+        alone = np.count_nonzero(wanted & waits) == 1
         found = self._explainer.explain(
-            tasks, now, sample.clocks, self._losses, rows=places
+            tasks, now, sample.clocks, self._losses, rows=places, alone=alone
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
@@ -466,7 +502,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         off = [row for row, on in enumerate(ons) if on and is_off_queue(on)]
         gone = [] if self._live else off
         awake = awake_rows(tasks, now)
-        awake = awake[wanted[awake]]
+        awake = awake[explained[awake]]
         # Unreadable data is left out here without a note.
         context = self._explainer.context(tasks, sample.clocks)
         stack_bytes = self._explainer.stack_bytes

@@ -35,7 +35,7 @@ from msatools.tasks.waits import TaskClass
 UNKNOWN = -(1 << 63)
 """An unknown value in a column of numbers."""
 
-Columns = dict[str, npt.NDArray[Any]]
+Columns = Mapping[str, npt.NDArray[Any]]
 
 _NUMBERS = (
     *("pid", "tgid", "ppid", "uid", "threads", "pri", "nice", "cpu"),
@@ -118,6 +118,30 @@ class Kept(Struct, frozen=True):
     """The kernel function that wanted what each thread waits for, if asked for."""
 
 
+class _Taken(Mapping[str, npt.NDArray[Any]]):
+    """Columns of some rows, copied when asked for: all take 360 bytes a row."""
+
+    def __init__(
+        self, columns: Mapping[str, npt.NDArray[Any]], places: npt.NDArray[Any]
+    ) -> None:
+        self._columns = columns
+        self._places = places
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = self._columns[name][self._places]
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def take(self, places: npt.NDArray[Any] | slice) -> "_Taken":
+        """Return the columns of some of the rows."""
+        return _Taken(self._columns, self._places[places])
+
+
 class TaskRows(Sequence[TaskRow]):
     """Rows, each built on access."""
 
@@ -137,9 +161,10 @@ class TaskRows(Sequence[TaskRow]):
         self._ons = ons
         self.kept = kept
         self._off = off
+        self._count = len(columns["pid"])
 
     def __len__(self) -> int:
-        return len(self.columns["pid"])
+        return self._count
 
     @overload
     def __getitem__(self, place: int) -> TaskRow: ...
@@ -147,19 +172,27 @@ class TaskRows(Sequence[TaskRow]):
     def __getitem__(self, place: slice) -> "TaskRows": ...
     def __getitem__(self, place: int | slice) -> "TaskRow | TaskRows":
         if isinstance(place, slice):
-            return self.take(np.arange(len(self))[place])
+            return self.take(place)
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         place %= len(self)
-        return next(self._made(slice(place, place + 1)))
+        return next(self.take(slice(place, place + 1))._made())
 
     def __iter__(self) -> Iterator[TaskRow]:
         for start in range(0, len(self), _AT_ONCE):
-            yield from self._made(slice(start, start + _AT_ONCE))
+            yield from self.take(slice(start, start + _AT_ONCE))._made()
 
-    def take(self, places: npt.NDArray[Any]) -> "TaskRows":
-        """Return some rows, by their indices or by a mask."""
-        columns = {name: values[places] for name, values in self.columns.items()}
+    def take(self, places: npt.NDArray[Any] | slice) -> "TaskRows":
+        """Return some rows: a range of them, or by their indices or a mask."""
+        columns: Columns
+        if not isinstance(places, slice) and places.dtype == np.bool_:
+            places = np.flatnonzero(places)
+        if isinstance(self.columns, _Taken):
+            columns = self.columns.take(places)
+        elif isinstance(places, slice):
+            columns = {name: values[places] for name, values in self.columns.items()}
+        else:
+            columns = _Taken(self.columns, places)
         return TaskRows(columns, self._ons, self.kept, self._off)
 
     def with_ons(self, ons: Sequence[WaitTarget | None]) -> "TaskRows":
@@ -180,57 +213,57 @@ class TaskRows(Sequence[TaskRow]):
         """Return the path of a control group."""
         return self.kept.paths[number] if number >= 0 else None
 
-    def _made(self, places: slice) -> Iterator[TaskRow]:
-        return map(TaskRow, *self.fields(TaskRow.__struct_fields__, places))
+    def _made(self) -> Iterator[TaskRow]:
+        return map(TaskRow, *self.fields(TaskRow.__struct_fields__))
 
-    def fields(self, names: Iterable[str], places: slice) -> list[list[Any]]:
+    def fields(self, names: Iterable[str]) -> list[list[Any]]:
         """Return some fields of rows, a list each, without the rows.
 
         It takes a tenth of the time of building rows and asking each.
 
         :param names: Names of attributes of :class:`TaskRow`.
         """
-        return [self._field(name, places) for name in names]
+        return [self._field(name) for name in names]
 
-    def _field(self, name: str, places: slice) -> list[Any]:
-        """Return one field of some rows."""
+    def _field(self, name: str) -> list[Any]:
+        """Return one field of the rows."""
         if name in _NUMBERS:
-            return _numbers(self.columns[name][places])
+            return _numbers(self.columns[name])
         match name:
             case "kthread" | "state":
-                return self._list(name, places)
+                return self._list(name)
             case "comm":
-                return translated(self._list(name, places), comm_text)
+                return translated(self._list(name), comm_text)
             case "cgroup":
-                return translated(self._list(name, places), self.path)
+                return translated(self._list(name), self.path)
             case "task_class":
-                return [_CLASSES[number] for number in self._list("class", places)]
+                return [_CLASSES[number] for number in self._list("class")]
             case "class_age_bound":
-                return [_BOUNDS[number] for number in self._list(name, places)]
+                return [_BOUNDS[number] for number in self._list(name)]
             case "latency_bound":
-                are_upper = self._list("latency_is_upper", places)
+                are_upper = self._list("latency_is_upper")
                 return ["upper" if is_upper else "exact" for is_upper in are_upper]
             case "on" if self._ons:
-                return [self._ons[thread] for thread in self._list("thread", places)]
+                return [self._ons[thread] for thread in self._list("thread")]
             case "breakdown" if self._has_split:
-                threads = self._list("threads_of", places)
+                threads = self._list("threads_of")
                 return [self._split(first, end) for first, end in threads]
             case "off_cpu":
-                return [self._off_cpu(row) for row in self._list("row", places)]
+                return [self._off_cpu(row) for row in self._list("row")]
             case "waited":
-                return self._waited(places)
+                return self._waited()
             case "children":
-                return [self._children(row) for row in self._list("thread", places)]
-        return [None] * len(self.columns["pid"][places])
+                return [self._children(row) for row in self._list("thread")]
+        return [None] * len(self)
 
-    def _list(self, name: str, places: slice) -> list[Any]:
+    def _list(self, name: str) -> list[Any]:
         # Converting whole lists takes a tenth of the time of single values.
-        values: list[Any] = self.columns[name][places].tolist()
+        values: list[Any] = self.columns[name].tolist()
         return values
 
-    def _waited(self, places: slice) -> list[Waited]:
+    def _waited(self) -> list[Waited]:
         # The columns have the names of its fields.
-        columns = [self._list(name, places) for name in Waited.__struct_fields__]
+        columns = [self._list(name) for name in Waited.__struct_fields__]
         return [*map(Waited, *columns)]
 
     @cached_property

@@ -330,6 +330,10 @@ class Options(Struct, frozen=True, kw_only=True):
     share: float | None = None
     """Share of one CPU that samples may take; ``None`` for the default."""
 
+    causes: bool = True
+    """Whether rows have what they wait on, and page faults whether they are on code. To
+    find out takes twice as long as all else; herds and :attr:`load` have it anyway."""
+
     whole: bool = False
     """Keep all data of all threads, to be selected and sorted later."""
 

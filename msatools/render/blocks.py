@@ -3,6 +3,7 @@
 """Blocks of a report, independent of the output device, and cells in them."""
 
 import pwd
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -119,6 +120,14 @@ def free_text(
 ) -> Column:
     """Return a column of words of any length."""
     return Column(header, worth=worth, least=least, keeps=keeps)
+
+
+class CellColumns(Sequence[Sequence[Cell]]):
+    """Rows of cells that are made column by column: there may be very many."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[Sequence[Sequence[Cell]]]:
+        """Yield the cells of each column, of some rows at a time."""
 
 
 class More(Struct, frozen=True):

@@ -4,7 +4,8 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, repeat, zip_longest
+from typing import cast
 
 from msgspec import Struct
 
@@ -12,6 +13,7 @@ from msatools.render.blocks import (
     Advice,
     Block,
     Cell,
+    CellColumns,
     Chart,
     Column,
     Items,
@@ -198,10 +200,13 @@ def columns_of(text: str) -> int:
 def _table_texts(table: Table) -> Iterator[str]:
     """Yield the lines of :func:`_table` without their styles, which take time."""
     measured = MeasuredTable(table)
-    row_text = RowLayout(table.columns, measured.widths).text
-    yield row_text(measured.headers)
-    for index, texts in enumerate(measured.texts()):
-        yield row_text(texts)
+    layout = RowLayout(table.columns, measured.widths)
+    yield layout.text(measured.headers)
+    rows = chain.from_iterable(map(layout.texts, measured.batches()))
+    if not table.notes:
+        yield from rows
+    for index, row in enumerate(rows):
+        yield row
         yield from map(_joined, map(spans, table.notes.get(index, ())))
     if table.more is not None:
         yield from map(_joined, map(spans, table.more.lines))
@@ -234,39 +239,49 @@ class MeasuredTable:
         self.widths = list(map(columns_of, self.headers))
         # The cells of a table with 40,000 rows take 100 MB, their texts a tenth.
         # Escaped texts do not contain the separator.
-        self._rows: list[str] = []
+        self._batches: list[list[str]] = []
+        """The texts of each column, of some rows at a time."""
+
+        self._count = 0
         self._styles: dict[int, list[Style | None]] = {}
         """Styles by the index of the row, of those that have any."""
 
-        rows = iter(table.rows)
-        while batch := list(islice(rows, _AT_ONCE)):
-            self._add(batch)
+        for columns in _batches(table.rows):
+            self._add(columns)
 
-    def _add(self, rows: Sequence[Sequence[Cell]]) -> None:
+    def _add(self, columns: Sequence[Sequence[Cell]]) -> None:
         """Add rows, column by column: there may be very many."""
-        texts: list[Sequence[str]] = []
-        # A row may have fewer cells.
-        for index, cells in enumerate(zip_longest(*rows, fillvalue="")):
-            if not {*map(type, cells)} <= {str}:
-                self._note_styles(cells, index)
-            column = _texts(cells)
+        count = len(columns[0])
+        joined: list[str] = []
+        for index, header_width in enumerate(self.widths):
+            # A row may have fewer cells.
+            cells = columns[index] if index < len(columns) else [""] * count
+            texts = self._texts(cells, index)
+            column = _SEPARATOR.join(texts)
             # Most are ASCII.
-            measure = len if "".join(column).isascii() else columns_of
-            if index < len(self.widths):
-                self.widths[index] = max(self.widths[index], *map(measure, column))
-            texts.append(column)
-        joined = map(_SEPARATOR.join, zip(*texts, strict=True))
-        self._rows += joined if texts else [""] * len(rows)
+            measure = len if column.isascii() else columns_of
+            self.widths[index] = max(header_width, *map(measure, texts))
+            joined.append(column)
+        self._batches.append(joined)
+        self._count += count
+
+    def _texts(self, cells: Sequence[Cell], index: int) -> Sequence[str]:
+        """Return the texts of the cells of a column, escaped, and note their styles."""
+        texts = cast(Sequence[str], cells)
+        if not {*map(type, cells)} <= {str}:
+            self._note_styles(cells, index)
+            texts = list(map(cell_text, cells))
+        return texts if "".join(texts).isprintable() else list(map(escape, texts))
 
     def _note_styles(self, cells: Iterable[Cell], index: int) -> None:
         """Note the styles of the cells of a column, of rows that are about to come."""
-        for row, cell in enumerate(cells, len(self._rows)):
+        for row, cell in enumerate(cells, self._count):
             if not isinstance(cell, str) and cell.style:
                 styles = self._styles.setdefault(row, [None] * len(self.widths))
                 styles[index] = cell.style
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
     def rows(self) -> Iterator[tuple[list[str], Styles]]:
         """Yield the cells of each row, one for each column."""
@@ -275,15 +290,23 @@ class MeasuredTable:
 
     def texts(self) -> Iterator[list[str]]:
         """Yield the texts of the cells of each row, one for each column."""
-        width = len(self.widths)
-        for joined in self._rows:
-            texts = joined.split(_SEPARATOR)
-            yield texts if len(texts) == width else texts + [""] * (width - len(texts))
+        for columns in self.batches():
+            yield from map(list, zip(*columns, strict=True))
+
+    def batches(self) -> Iterator[list[list[str]]]:
+        """Yield the texts of each column, of some rows at a time."""
+        for columns in self._batches:
+            yield [column.split(_SEPARATOR) for column in columns]
 
 
-def _texts(cells: Sequence[Cell]) -> list[str]:
-    texts = [cell if isinstance(cell, str) else cell.text for cell in cells]
-    return texts if "".join(texts).isprintable() else list(map(escape, texts))
+def _batches(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield the cells of each column, of some rows at a time."""
+    if isinstance(rows, CellColumns):
+        yield from rows.batches()
+        return
+    left = iter(rows)
+    while batch := list(islice(left, _AT_ONCE)):
+        yield list(zip_longest(*batch, fillvalue="")) or [[""] * len(batch)]
 
 
 class RowLayout:
@@ -297,10 +320,22 @@ class RowLayout:
             f"{{:{'>' if is_right else '<'}{width}}}" for is_right, width in fields
         ).format
 
+    def texts(self, columns: Sequence[Sequence[str]]) -> Iterator[str]:
+        """Return rows, by the texts of their columns, as lines without styles."""
+        if not all(map(str.isascii, map("".join, columns))):
+            return map(self.text, zip(*columns, strict=True))
+        # The usual case; there may be very many rows.
+        padded = [
+            map(str.rjust if is_right else str.ljust, texts, repeat(width))
+            for texts, is_right, width in zip(
+                columns, self._are_right, self._widths, strict=True
+            )
+        ]
+        return map(GAP.join, zip(*padded, strict=True))
+
     def text(self, texts: Sequence[str]) -> str:
         """Return a row as a line without styles."""
         line = self._format(*texts)
-        # The usual case; there may be very many rows.
         return line if line.isascii() else _joined(self(texts))
 
     def __call__(self, texts: Sequence[str], styles: Styles = ()) -> Line:

@@ -290,7 +290,9 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         page_size = target.page_size
         readers: Mapping[str, Callable[[], object]] = {
             "prstat": lambda: collect_prstat(
-                prog, target=target, options=Options(whole=True)
+                prog,
+                target=target,
+                options=Options(whole=True, load=True, causes=options.keep_parts),
             ),
             "stacks": self._stacks,
             "locks": lambda: collect_locks(prog, target=target),

@@ -347,7 +347,8 @@ class Sampler:
         clocks = self._clocks(tasks)
         took_ns = time.monotonic_ns() - began_ns
         changed = row == NOBODY
-        part = tasks.only(changed)
+        # A copy of all threads would take half a KiB each.
+        part = tasks if changed.all() else tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()
         known = settled | ~asleep(tasks)
@@ -428,9 +429,7 @@ class Sampler:
         last = self._last.tasks
         row = match(last, tasks)
         there = (row != NOBODY) & self._settled[row]
-        there[there] = _same(
-            TaskTable(last.records[row[there]], last.columns), tasks.only(there)
-        )
+        there[there] = _same(last.only(row[there]), tasks.only(there))
         return np.where(there, row, NOBODY)
 
     def _refresh(self, tasks: TaskTable, row: Rows) -> tuple[TaskTable, Rows, Booleans]:

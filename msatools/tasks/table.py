@@ -163,9 +163,11 @@ class TaskTable(Struct, frozen=True):
         """Return whether the kernel has a column."""
         return column in self.columns
 
-    def only(self, wanted: npt.NDArray[np.bool_]) -> "TaskTable":
-        """Return the table of some of its threads."""
-        return TaskTable(self.records[wanted], self.columns)
+    def only(self, wanted: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "TaskTable":
+        """Return the table of some of its threads, by a mask or their rows."""
+        rows = np.flatnonzero(wanted) if wanted.dtype == np.bool_ else wanted
+        # An index copies records field by field, which takes twenty times as long.
+        return TaskTable(self.records.take(rows), self.columns)
 
     @property
     def leaders(self) -> npt.NDArray[np.bool_]:

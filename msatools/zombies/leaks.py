@@ -496,7 +496,7 @@ def _on_stacks(
 
 def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
     """Return which tasks are in a wait that holds no reference to a process."""
-    part = TaskTable(tasks.records[rows], tasks.columns)
+    part = tasks.only(np.array(rows, np.intp))
     part = part.only(asleep(part))
     stacks = StackCollector(reader, LossLog()).collect(
         part["address"],

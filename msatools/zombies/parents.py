@@ -152,7 +152,7 @@ def zombie_rows(tasks: TaskTable) -> Rows:
 def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, losses: LossLog) -> Dead:
     """Read the data of each dead task, with four bulk reads in total."""
     row = zombie_rows(tasks)
-    part = TaskTable(tasks.records[row], tasks.columns)
+    part = tasks.only(row)
     process = part["signal"].astype(np.uint64)
     counts = read_structs(
         reader, "struct signal_struct", _ZOMBIE_PROCESS, process, losses
@@ -391,7 +391,7 @@ class _Threads:
         order = np.argsort(of, kind="stable")
         self._rows = rows[order]
         self._starts = np.searchsorted(of[order], np.arange(len(processes) + 1))
-        part = TaskTable(tasks.records[self._rows], tasks.columns)
+        part = tasks.only(self._rows)
         addresses = part["address"].astype(np.uint64)
         lives = part["exit_state"] == 0
         self._lives = lives

@@ -191,7 +191,7 @@ def read_survivors(
     """
     of_group = np.isin(tasks["tgid"], np.array([*group.pids], np.int64))
     rows = np.flatnonzero(of_group & (tasks["exit_state"] == 0))
-    part = TaskTable(tasks.records[rows], tasks.columns)
+    part = tasks.only(rows)
     stuck = loads(part) & ((part["state"] & WAKEKILL) == 0)
     stuck &= age_ns[rows] >= BRIEF_NS
     signals = distinct(part["signal"].astype(np.uint64))

@@ -257,7 +257,7 @@ def read_doing(
     creators = set(parents.row.tolist())
     chosen = [_choose(tasks, parent, creators) for parent in parents.facts]
     rows = np.array([row for each in chosen for row in each], np.intp)
-    part = TaskTable(tasks.records[rows], tasks.columns)
+    part = tasks.only(rows)
     now = collect_now(collector, reader.prog, part, clocks)
     states = letters(part)
     throttles = Throttles(reader, part, losses)

@@ -268,7 +268,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             of_those = [signal in named for signal in dead.process.tolist()]
             dead = dead.only(np.array(of_those, np.bool_))
         parents = read_parents(reader, tasks, dead, aged, losses)
-        own = TaskTable(tasks.records[dead.row], tasks.columns)
+        own = tasks.only(dead.row)
         found = Found(
             tasks=tasks,
             dead=dead,
@@ -296,7 +296,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             of = np.array([*pids, 0], np.int64)[found.parents.index]
             wanted &= np.isin(of, options.parents)
         if not options.membership.is_any:
-            own = TaskTable(found.tasks.records[dead.row], found.tasks.columns)
+            own = found.tasks.only(dead.row)
             wanted &= read_members(
                 self._reader, own, options.membership, self._losses, found.cgroups
             )

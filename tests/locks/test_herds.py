@@ -11,13 +11,22 @@ from msgspec.structs import replace
 from msatools.kernel.clocks import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks import herds
-from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
+from msatools.locks.herds import (
+    MIN_SWITCHES,
+    MIN_WAITERS,
+    TURN_NS,
+    Watched,
+    confirm,
+    find_herds,
+    may_be_herds,
+)
 from msatools.locks.report import Herd, WaitTarget, Waker
 from msatools.locks.wait_targets import as_conditions
 from msatools.program.model import Address
 from msatools.tasks.accounting import bound_of
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.unwind import Rows
+from msatools.tasks.waits import TaskClass
 from tests.locks.seen import TASKS, Seen, seen
 
 SECOND = 10**9
@@ -97,7 +106,22 @@ def crowd(
     ons = [(on or was) if row in waiters else None for row, was in enumerate(dump.ons)]
     table = TaskTable(records, dump.table.columns)
     now = replace(dump.now, age_ns=ages)
-    return find_herds(table, now, ons, clocks, watched=watched or Watched())
+    found = find_herds(table, now, ons, clocks, watched=watched or Watched())
+    # Only those are explained that may be one.
+    explained = {*table["pid"][may_be_herds(table, now)].tolist()}
+    assert all(explained.issuperset(herd.members) for herd in found)
+    return found
+
+
+def test_threads_that_hardly_ever_slept_are_in_no_herd(tasks: Seen) -> None:
+    records = tasks.table.records.copy()
+    table = TaskTable(records, tasks.table.columns)
+    records["nvcsw"] = MIN_SWITCHES - 1
+    assert not may_be_herds(table, tasks.now).any()
+    (waits,) = np.nonzero(tasks.now.classes == TaskClass.LCK)
+    records["nvcsw"][waits[: MIN_WAITERS // 2]] = MIN_SWITCHES
+    assert may_be_herds(table, tasks.now)[waits].all()
+    assert not may_be_herds(table, tasks.now)[tasks.now.classes == TaskClass.POL].any()
 
 
 HERD = {

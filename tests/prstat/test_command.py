@@ -8,9 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msatools.commands.prstat import COMMAND
 
+from msatools.cli.arguments import make_parser
+from msatools.prstat.prstat import collect_prstat
+from msatools.prstat.select import Options
 from tests.prstat.dumps import OFF, ON
 from tests.prstat.reports import Task, by_pid, report, said, still, table, text
+from tests.support.calls import demo
 
 OLD, NEW = OFF
 HOGS = tuple(f"hog-{n}" for n in ("pinned-0", "pinned-1", "pinned-2", "user", "yield"))
@@ -425,3 +430,37 @@ def test_splits_sum_to_100(dump: str, view: str) -> None:
         assert sum(most for _, most in found) >= 100, row
         exact += not any(cell.startswith(("<", ">", "-")) for cell in cells)
     assert exact
+
+
+# --- what threads wait on
+
+
+@pytest.mark.parametrize(
+    ("words", "in_drgn", "is_whole"),
+    [
+        (["-L"], False, False),
+        (["-L", "-a", "--sort", "LCK"], False, False),
+        (["-L", "-m"], False, True),
+        (["-L", "-o", "ON"], False, True),
+        (["-L", "--json"], False, True),
+        (["-L", "--sort", "TFL"], False, True),
+        # A live screen may be asked for any column, and drgn's prompt has the report.
+        (["-L", "5"], False, True),
+        (["-L"], True, True),
+    ],
+)
+def test_waits_are_found_where_they_may_be_shown(
+    words: list[str], in_drgn: bool, is_whole: bool
+) -> None:
+    opened = demo()
+    everything = collect_prstat(
+        opened.prog, target=opened.target, options=Options(per_thread=True)
+    )
+    args = make_parser(COMMAND, in_drgn=in_drgn).parse_intermixed_args(words)
+    session = COMMAND.start(opened.prog, opened.target, args)
+    found = session.report(lambda *_: None)
+    assert found.herds == everything.herds
+    waits = {row.pid: row.on for row in everything.tasks if row.on}
+    ons = {row.pid: row.on for row in found.tasks if row.on}
+    assert ons.items() <= waits.items()
+    assert (len(ons) == len(waits)) is is_whole

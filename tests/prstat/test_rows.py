@@ -36,6 +36,22 @@ def test_unknown_values() -> None:
     assert (none.size_bytes, none.rss_bytes, none.uid, none.cgroup) == (0, 0, 0, None)
 
 
+def test_rows_of_rows() -> None:
+    """Some of the rows, turned round, by a range, indices or a mask, and of these."""
+    rows = MadeThreads(
+        *({"pid": pid, "uid": 7 * pid} for pid in range(1, 2050))
+    ).by_thread()
+    turned = rows.take(np.arange(len(rows))[::-1])
+    some = turned[5:1500].take(np.array([True, False, True] * 498 + [False]))
+    expected = [pid for n, pid in enumerate(range(2044, 549, -1)) if n % 3 != 1][:996]
+    assert [(row.pid, row.uid) for row in some] == [(n, 7 * n) for n in expected]
+    assert (len(some), some[3].pid, some[-1].pid) == (996, expected[3], expected[-1])
+    assert [row.pid for row in some[900:]] == expected[900:]
+    assert rows.take(rows.columns["pid"] > 2040)[::2].columns["pid"].tolist() == [
+        *(2041, 2043, 2045, 2047, 2049)
+    ]
+
+
 def split_of(row: TaskRow) -> tuple[int | None, float | None] | None:
     return row.breakdown and (row.breakdown.sleep_ns, row.breakdown.coverage)
 

@@ -110,7 +110,7 @@ def row(**changes: Any) -> TaskRow:
 
 
 def cell(name: str, of: TaskRow = ROW, about: TaskContext = ABOUT) -> str:
-    (found,) = next(cells([name], [of], about))
+    ((found,),) = next(cells([name], [of], about))
     return found.text if isinstance(found, Span) else found
 
 
@@ -191,7 +191,7 @@ def test_users_have_names_on_the_running_kernel() -> None:
 
 def test_bad_states_stand_out() -> None:
     for state, style in (("D", "warn"), ("Z", "warn"), ("S", None), ("R", None)):
-        (found,) = next(cells(["STATE"], [row(state=state)], ABOUT))
+        ((found,),) = next(cells(["STATE"], [row(state=state)], ABOUT))
         assert (found.style if isinstance(found, Span) else None) == style
 
 

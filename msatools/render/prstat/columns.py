@@ -93,21 +93,27 @@ def _header(name: str, report: PrstatReport) -> str:
 
 def cells(
     names: Sequence[str], rows: Sequence[TaskRow], about: TaskContext
-) -> Iterator[Sequence[Cell]]:
-    """Yield the cells of each row, made column by column: there may be very many."""
+) -> Iterator[Sequence[Sequence[Cell]]]:
+    """Yield the cells of each column, of some rows at a time."""
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        columns = [_column(name, part, about) for name in names]
-        yield from zip(*columns, strict=True)
+        of_rows = any(not isinstance(_WRITERS[name], OfFields) for name in names)
+        made = [*part] if of_rows else ()
+        yield [_column(name, part, made, about) for name in names]
 
 
-def _column(name: str, rows: Sequence[TaskRow], about: TaskContext) -> Sequence[Cell]:
-    """Return the cells of a column."""
+def _column(
+    name: str, rows: Sequence[TaskRow], made: Sequence[TaskRow], about: TaskContext
+) -> Sequence[Cell]:
+    """Return the cells of a column.
+
+    :param made: The same rows, built once for all columns that are made of whole rows.
+    """
     writer = _WRITERS[name]
     if not isinstance(writer, OfFields):
-        return [writer(row, about) for row in rows]
+        return [writer(row, about) for row in made]
     if isinstance(rows, TaskRows):
-        values = rows.fields(writer.names, slice(None))
+        values = rows.fields(writer.names)
     else:
         values = [[getattr(row, field) for row in rows] for field in writer.names]
     make = partial(writer.make, about)

@@ -27,6 +27,7 @@ from msatools.render.blocks import (
     NOT_KEPT,
     Block,
     Cell,
+    CellColumns,
     Column,
     Items,
     More,
@@ -151,8 +152,8 @@ def folded(
             yield verbatim(f"{name};{frames} {amount}")
 
 
-class _Cells(Sequence[Sequence[Cell]]):
-    """Rows of cells, made on access: there may be very many."""
+class _Cells(CellColumns):
+    """Rows of cells, made on access."""
 
     def __init__(
         self, rows: Sequence[TaskRow], names: tuple[str, ...], about: TaskContext
@@ -165,6 +166,10 @@ class _Cells(Sequence[Sequence[Cell]]):
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Sequence[Cell]]:
+        for columns in self.batches():
+            yield from zip(*columns, strict=True)
+
+    def batches(self) -> Iterator[Sequence[Sequence[Cell]]]:
         return cells(self._names, self._rows, self._about)
 
     @overload
@@ -176,7 +181,7 @@ class _Cells(Sequence[Sequence[Cell]]):
     ) -> Sequence[Cell] | Sequence[Sequence[Cell]]:
         if isinstance(index, slice):
             return _Cells(self._rows[index], self._names, self._about)
-        return next(cells(self._names, [self._rows[index]], self._about))
+        return next(iter(_Cells([self._rows[index]], self._names, self._about)))
 
 
 def _names(
