@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
 from msatools.cli.options import UsageError
 from msatools.model import DiffRows
-from msatools.whatis.asked import AskedAddress, looks_like_address, parse
+from msatools.whatis.model import AskedAddress, looks_like_address, parse
 
 if TYPE_CHECKING:
     from drgn import Program
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.whatis.asked import WhatisOptions
-    from msatools.whatis.model import WhatisReport
+    from msatools.whatis.model import WhatisOptions, WhatisReport
 
 
 def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
@@ -44,7 +43,7 @@ _FORMS = "such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, jiffies+
 
 
 def _options(args: argparse.Namespace) -> WhatisOptions:
-    from msatools.whatis.asked import WhatisOptions
+    from msatools.whatis.model import WhatisOptions
 
     return WhatisOptions(addresses=_addresses(args), waits=args.waits)
 

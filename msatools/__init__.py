@@ -10,11 +10,11 @@ queries.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from msatools.query.api import children as children
-    from msatools.query.api import open as open
-    from msatools.query.api import process as process
-    from msatools.query.api import self as self
-    from msatools.query.api import thread as thread
+    from msatools.query.kernel import children as children
+    from msatools.query.kernel import open as open
+    from msatools.query.kernel import process as process
+    from msatools.query.kernel import self as self
+    from msatools.query.kernel import thread as thread
 
 __version__ = "1.0.0"
 
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     # Imported lazily: drgn imports this package, for its plugin, with every session.
     if name not in _QUERIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from msatools.query import api
+    from msatools.query import kernel
 
-    function = globals()[name] = getattr(api, name)
+    function = globals()[name] = getattr(kernel, name)
     return function

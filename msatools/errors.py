@@ -50,6 +50,18 @@ class UncertainNameError(MissingError, LookupError):
     """
 
 
+class AmbiguousError(UncertainNameError):
+    """A name has several meanings, or its value is not certain."""
+
+
+class UntypedError(UncertainNameError):
+    """A symbol exists, but its type is not certain."""
+
+
+class NotSoError(MissingError):
+    """The condition of a declaration does not hold for this kernel."""
+
+
 class DamagedDataError(Exception):
     """Memory that can be read holds what no kernel writes there.
 

@@ -28,9 +28,8 @@ from msatools.locks.lock_types import holders_of, queue_of
 from msatools.locks.report import Lock
 from msatools.program import describe
 from msatools.selfdesc.find import find_type
-from msatools.whatis.asked import AskedAddress, Space
 from msatools.whatis.lookup import LOCKS, Lookup
-from msatools.whatis.model import AddressAnswer
+from msatools.whatis.model import AddressAnswer, AskedAddress, Space
 from msatools.whatis.whatis import AddressFinder
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ def microstates(task: Object) -> "Thread":
 
     :param task: ``struct task_struct *``
     """
-    from msatools.query.api import open
+    from msatools.query.kernel import open
 
     _require("task", task)
     return open(task.prog_).thread(task.pid.value_())

@@ -209,7 +209,7 @@ def test_prompt_hints_at_failed_lookups(prompt: Prompt) -> None:
         "Traceback (most recent call last):",
         '  File "<console>", line 1, in <module>',
     ]
-    assert shown[2].startswith("msatools.selfdesc.types.UntypedError: nothing says")
+    assert shown[2].startswith("msatools.errors.UntypedError: nothing says")
     assert shown[2].endswith("address=0xffffffffb7e10010)")
     for line in ("prog['nothing']", "prog.type('struct nothing')"):
         shown = prompt.ask(line).splitlines()[1:-1]

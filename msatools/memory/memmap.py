@@ -26,9 +26,9 @@ from msatools.program.kdump_pages import (
     KdumpPages,
     LeftToDrgnError,
     PageData,
-    pages_read_here,
 )
 from msatools.program.linear import VmallocTables, page_tables, vmemmap_base
+from msatools.program.open import pages_read_here
 from msatools.selfdesc.find import (
     drgn_lookups,
     find_constant,

@@ -2,10 +2,10 @@
 
 """What one thread or process did and does: for programs, in some 0.1 ms.
 
-``api`` has the functions of the package ``msatools`` itself.
+``kernel`` has the functions of the package ``msatools`` itself.
 """
 
 __all__ = (
-    "api",
+    "kernel",
     "model",
 )

@@ -10,6 +10,7 @@ once.
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Literal, TypeVar
 
 import drgn
@@ -21,7 +22,7 @@ from msatools.kernel.pids import NoSuchPidError, find_task
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.locks.wait_targets import Explainer
-from msatools.program import TargetError, describe, live
+from msatools.program import TargetError, TargetSpec, describe, live, open_target
 from msatools.program.model import KCORE
 from msatools.prstat.states import (
     GELATO_NOW,
@@ -427,3 +428,80 @@ class Kernel:
         now = collect_now(self._stacks, self.prog, tasks, moment.clocks)
         explained = Explainer(self.reader).explain(tasks, now, moment.clocks, aside)
         return any(on is not None and bool(on.text) for on in explained)
+
+
+# --- The functions of the package ``msatools`` itself.
+
+
+_NAME = "msatools.query"
+"""Key of the :class:`Kernel` in a program's cache."""
+
+
+def open(
+    target: str | os.PathLike[str] | TargetSpec | drgn.Program | None = None,
+) -> Kernel:
+    """
+    Open a kernel for queries.
+
+    >>> kernel = msatools.open("vmcore")
+    >>> kernel.process(1).timers.oncpu_usr.ns
+    143208118
+
+    :param target: The path of a dump; ``/proc/kcore`` or ``None`` for the running
+        kernel; a :class:`msatools.program.TargetSpec` for other targets of the
+        commands; or an open program of drgn.
+    :raises TargetError: if the target cannot be opened, or its types are not found
+    """
+    if isinstance(target, drgn.Program):
+        return _of(target)
+    if not isinstance(target, TargetSpec):
+        target = TargetSpec(path=None if target is None else os.fspath(target))
+    return _of(open_target(target).prog)
+
+
+def thread(tid: int) -> Thread:
+    """Return one thread of the default kernel: see :meth:`Kernel.thread`.
+
+    The default kernel is drgn's default program, if there is one, as at drgn's prompt;
+    else the running kernel, which is opened once.
+    """
+    require_id(tid)
+    return _default_kernel().thread(tid)
+
+
+def process(pid: int) -> Process:
+    """Return one process of the default kernel: see :meth:`Kernel.process`."""
+    require_id(pid)
+    return _default_kernel().process(pid)
+
+
+def children(pid: int) -> ChildTimes:
+    """Return the reaped children of a process: see :meth:`Kernel.children`."""
+    require_id(pid)
+    return _default_kernel().children(pid)
+
+
+def self() -> Process:
+    """Return the calling process: see :meth:`Kernel.self`."""
+    return _default_kernel().self()
+
+
+def _default_kernel() -> Kernel:
+    try:
+        return _of(drgn.get_default_prog())
+    except drgn.NoDefaultProgramError:
+        return _running()
+
+
+@cache
+def _running() -> Kernel:
+    return open()
+
+
+def _of(prog: drgn.Program) -> Kernel:
+    kernel: Kernel | None = prog.cache.get(_NAME)
+    if kernel is None:
+        # Without debug info, this makes the kernel's own BTF provide the types.
+        describe(prog)
+        kernel = prog.cache[_NAME] = Kernel(prog)
+    return kernel

@@ -520,7 +520,7 @@ def kinds_text(parts: ReportParts) -> Iterator[str]:
 
 # --- Rules: what has to hold for a verdict, and what the verdict says.
 #
-# A rule is data: msatools.report.rules has them, in four files by topic.
+# A rule is data: msatools.report.rules has them, a file a topic.
 
 
 S = TypeVar("S")

@@ -14,7 +14,7 @@ from msatools.kernel.reader import unsigned
 from msatools.selfcheck.model import Comparison
 from msatools.selfcheck.selfcheck import ReportSet
 from msatools.selfdesc.find import find_symbol
-from msatools.whatis.asked import WhatisOptions, parse
+from msatools.whatis.model import WhatisOptions, parse
 from msatools.whatis.whatis import Whatis
 
 # --- Checks of msa-cpus: masks of CPUs, sets, and the counters of each CPU.

@@ -246,6 +246,16 @@ def _damaged(error: Exception) -> DamagedDataError:
     return DamagedDataError(f"{kind}{error}")
 
 
+def alignment(some: drgn.Type) -> int:
+    """Return the alignment of a type; 1 if unknown."""
+    if some.kind in (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ARRAY):
+        return alignment(some.type)
+    if some.kind in (drgn.TypeKind.STRUCT, drgn.TypeKind.UNION):
+        # It may be packed, which BTF does not record.
+        return 1
+    return drgn.sizeof(some) if some.is_complete() else 1
+
+
 # --- The VMCOREINFO note, in which a kernel describes itself to makedumpfile.
 
 

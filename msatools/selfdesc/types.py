@@ -29,9 +29,9 @@ from drgn import (
 )
 from msgspec import Struct
 
-from msatools.errors import MissingError, UncertainNameError
+from msatools.errors import AmbiguousError, MissingError, NotSoError, UntypedError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, MemberCounts, agree
-from msatools.selfdesc.find import find_type, member_of
+from msatools.selfdesc.find import alignment, find_type, member_of
 from msatools.selfdesc.tables import (
     MAX_SWAPFILES,
     Symbols,
@@ -61,11 +61,7 @@ _QUALIFIERS = {
     BtfKind.RESTRICT: Qualifiers.RESTRICT,
 }
 _SIGNED_CHAR = {Architecture.X86_64, Architecture.I386}
-KEYWORDS = {
-    "struct": TypeKind.STRUCT,
-    "union": TypeKind.UNION,
-    "enum": TypeKind.ENUM,
-}
+KEYWORDS = {"struct": TypeKind.STRUCT, "union": TypeKind.UNION, "enum": TypeKind.ENUM}
 _DECLARATION = re.compile(
     r"(?P<const>const )?(?P<name>\w+(?: \w+)*?)(?P<pointers>(?: ?\*(?: ?const)?)*)"
 )
@@ -85,10 +81,6 @@ _FINDERS = frozenset({"dwarf", NAME})
 
 _MAX_DEPTH = 64
 """Maximum nesting of declarators; C sources have about five levels."""
-
-
-class AmbiguousError(UncertainNameError):
-    """A name has several meanings, or its value is not certain."""
 
 
 class BtfTypes:
@@ -438,10 +430,6 @@ _COUNTED = re.compile(r"(\d*)\*")
 """Length of an array that its room in memory says, a multiple of a number if any."""
 
 
-class NotSoError(MissingError):
-    """The condition of a declaration does not hold for this kernel."""
-
-
 class Declaration(Struct, frozen=True):
     """One line of the table."""
 
@@ -598,10 +586,6 @@ _MOST_SHOWN = 4
 """Addresses of a name that an error shows."""
 
 
-class UntypedError(UncertainNameError):
-    """A symbol exists, but its type is not certain."""
-
-
 class Objects:
     """The variables, functions and constants of the kernel proper.
 
@@ -713,7 +697,7 @@ class Objects:
         return room_of(self.prog, self.symbols, symbol)
 
     def _check_alignment(self, name: str, symbol: Symbol, variable_type: Type) -> None:
-        if symbol.address % _alignment(variable_type):
+        if symbol.address % alignment(variable_type):
             raise UntypedError(
                 f"{name} lies at {symbol.address:#x}, where its declared type cannot"
             )
@@ -727,13 +711,3 @@ class Objects:
                 f"the type declared for {name} has {size} bytes, and the kernel "
                 + (f"gives it {room}" if room else "does not say how many it has")
             )
-
-
-def _alignment(some: Type) -> int:
-    """Return the alignment of a type; 1 if unknown."""
-    if some.kind in (TypeKind.TYPEDEF, TypeKind.ARRAY):
-        return _alignment(some.type)
-    if some.kind in (TypeKind.STRUCT, TypeKind.UNION):
-        # It may be packed, which BTF does not record.
-        return 1
-    return sizeof(some) if some.is_complete() else 1

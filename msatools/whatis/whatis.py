@@ -21,7 +21,6 @@ from msatools.program.linear import KERNEL_HALF, kernel_start
 from msatools.program.model import Address, Target
 from msatools.selfdesc.find import ask, find_symbol, find_type, find_variable
 from msatools.selfdesc.load import finders_of, is_served_by_btf
-from msatools.whatis.asked import AskedAddress, WhatisOptions
 from msatools.whatis.kernel_memory import (
     PerCpuPlaces,
     SlabObjects,
@@ -39,6 +38,7 @@ from msatools.whatis.lookup import (
 )
 from msatools.whatis.model import (
     AddressAnswer,
+    AskedAddress,
     LockThere,
     Page,
     PageFile,
@@ -47,6 +47,7 @@ from msatools.whatis.model import (
     Symbol,
     TableOwner,
     Task,
+    WhatisOptions,
     WhatisReport,
 )
 from msatools.whatis.pages import PageFound, Pages

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from msatools.reports.units import size
-from msatools.whatis.asked import AskedAddress, poison_text
 from msatools.whatis.model import (
     AddressAnswer,
+    AskedAddress,
     Kind,
     Page,
     PageMapper,
@@ -21,6 +21,7 @@ from msatools.whatis.model import (
     Task,
     UserPlace,
     VmallocArea,
+    poison_text,
 )
 
 _NAMED = 3

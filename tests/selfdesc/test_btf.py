@@ -12,9 +12,9 @@ import drgn
 import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
 
-from msatools.errors import MissingError
+from msatools.errors import AmbiguousError, MissingError
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind, agree, strip
-from msatools.selfdesc.types import AmbiguousError, BtfTypes, Declaration
+from msatools.selfdesc.types import BtfTypes, Declaration
 from tests.selfdesc.encode import VOID, Writer
 
 SIGNED = 1

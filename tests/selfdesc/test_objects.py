@@ -12,16 +12,15 @@ import pytest
 from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
+from msatools.errors import AmbiguousError, UntypedError
 from msatools.selfdesc import tables as rooms
 from msatools.selfdesc import types as declarations
 from msatools.selfdesc.btf import BtfKind
 from msatools.selfdesc.load import finders_of
 from msatools.selfdesc.types import (
-    AmbiguousError,
     Declaration,
     Declarations,
     Objects,
-    UntypedError,
 )
 from tests.selfdesc.conftest import Pair
 

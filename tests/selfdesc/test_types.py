@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from drgn import Program, Type, TypeKind
 
+from msatools.errors import AmbiguousError
 from msatools.selfdesc.btf import BtfKind
 from msatools.selfdesc.load import finders_of
-from msatools.selfdesc.types import AmbiguousError
 from tests.selfdesc.conftest import Pair
 
 KINDS = {

@@ -10,7 +10,7 @@ from msatools.commands.whatis import COMMAND
 from msatools.cli.arguments import make_parser
 from msatools.cli.main import run_console
 from msatools.cli.options import UsageError
-from msatools.whatis.asked import looks_like_address, parse
+from msatools.whatis.model import looks_like_address, parse
 from tests.support.calls import CORE, call
 
 WRITTEN = {

@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.whatis.asked import poison_text
+from msatools.whatis.model import poison_text
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The rules of verdicts, in four files; of equal severity the first come first.
+"""The rules of verdicts, by topic; of equal severity the first come first.
 
-waits: tasks that wait; memory; cpus; crash: crashes, the log, the dump and what is odd.
+waits: tasks that wait; memory; cpus; crash: crashes, the log and the dump;
+observations: what is odd and need not be wrong.
 A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`, or in
 :data:`LOG_RULES`.
 """
@@ -10,7 +11,7 @@ A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`,
 from typing import Any
 
 from msatools.report.rule import VerdictRule
-from msatools.report.rules import cpus, crash, memory, waits
+from msatools.report.rules import cpus, crash, memory, observations, waits
 
 RULES: tuple[VerdictRule[Any], ...] = (
     crash.PANIC,
@@ -38,7 +39,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
     waits.POSSIBLE_DEADLOCK,
     memory.CGROUP_AT_LIMIT,
     waits.PIDS_LIMIT,
-    waits.PRIORITY_INVERSION,
+    cpus.PRIORITY_INVERSION,
     waits.ZOMBIES,
     cpus.IRQ_IMBALANCE,
     memory.DYING_CGROUPS,
@@ -46,7 +47,7 @@ RULES: tuple[VerdictRule[Any], ...] = (
     crash.DUMP_DAMAGED,
     *waits.LOCK_HERD,
     crash.KERNEL_WARNINGS,
-    *crash.OBSERVATIONS,
+    *observations.OBSERVATIONS,
 )
 
 LOG_RULES: tuple[VerdictRule[Any], ...] = (

@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct, field
 
-from msatools.cpus.diagnostics import LONG_WAIT_NS
 from msatools.locks.report import (
     Deadlock,
     DeadlockConfidence,
     Herd,
-    Inversion,
     LocksReport,
     Owner,
     Root,
@@ -558,55 +556,6 @@ STOPPED_OWNER = VerdictRule(
     words=_stopped_owner_words,
     evidence=_stopped_owner_evidence,
     see=lambda subject: ("locks", "--chains"),
-)
-
-
-# --- A more urgent task waits for one that gets no CPU.
-
-
-class _NamedInversion(Struct, frozen=True):
-    inversion: Inversion
-    names: dict[int, str]
-
-
-def _names(locks: LocksReport) -> dict[int, str]:
-    names = {wait.pid: wait.comm for wait in locks.waits}
-    for lock in locks.locks:
-        names |= {owner.pid: owner.comm for owner in lock.owners}
-    return names
-
-
-def _priority_inversion_when(parts: ReportParts) -> Iterator[_NamedInversion]:
-    assert parts.locks is not None
-    names = _names(parts.locks)
-    for inversion in parts.locks.inversions:
-        # Who has a turn now and then gets on, if slowly: its lock is a root of locks.
-        if (inversion.owner_ready_ns or 0) >= LONG_WAIT_NS:
-            yield _NamedInversion(inversion, names)
-
-
-def _priority_inversion_words(subject: _NamedInversion) -> str:
-    each, names = subject.inversion, subject.names
-    return (
-        f"{pid_text(each.waiter, names.get(each.waiter))} (priority {each.waiter_pri}) "
-        f"waits for {pid_text(each.owner, names.get(each.owner))} (priority "
-        f"{each.owner_pri}), which is runnable and has not run for "
-        f"{duration(each.owner_ready_ns or 0)}"
-    )
-
-
-PRIORITY_INVERSION = VerdictRule(
-    code="priority-inversion",
-    needs=("locks",),
-    when=_priority_inversion_when,
-    severity="warning",
-    confidence="exact",
-    words=_priority_inversion_words,
-    evidence=lambda subject: (f"lock {subject.inversion.lock}",),
-    see=lambda subject: (
-        *("locks", "--stacks", "-p"),
-        f"{subject.inversion.waiter},{subject.inversion.owner}",
-    ),
 )
 
 
