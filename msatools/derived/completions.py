@@ -7,7 +7,7 @@ from itertools import chain
 
 from msatools.cli.subcommands import CommandGroup
 from msatools.derived.options import Option, options_of, options_of_subcommand
-from msatools.frontdoor import DEFAULT, HELP
+from msatools.frontdoor import ASSISTANTS, DEFAULT, HELP, SESSIONS
 from msatools.help.topics import topics
 from msatools.registry import GROUPS, NAMES, load, load_group
 
@@ -16,6 +16,13 @@ _Commands = Mapping[str, tuple[Option, ...]]
 
 _LICENCE = "# SPDX-License-Identifier: LGPL-2.1-or-later"
 _HELP_ON = "show a guide, or what a command prints"
+_OF_MSA = (
+    ("crash", "the crash commands of drgn"),
+    ("drgn", "the prompt of drgn, or a script"),
+    (ASSISTANTS, "all commands as tools, by the Model Context Protocol"),
+)
+"""What msa alone runs, and what it is."""
+
 _FRONT_OPTIONS = (("--help", "print this help"), ("--version", "print the version"))
 
 
@@ -120,6 +127,10 @@ _msatools() {
             _msatools_words '@TOPICS@'
             return ;;
         @COMMANDS@) ;;
+        @SESSIONS@)
+            _msatools_files
+            return ;;
+        @ASSISTANTS@) return ;;
         # msa TARGET
         *) name=report ;;
         esac
@@ -152,9 +163,11 @@ def _bash(commands: _Commands) -> Iterator[str]:
         options.append(f"    {name}) _msatools_words {_quoted(_flags(those))} ;;")
     text = _BASH.strip("\n")
     for mark, by in (
-        ("@NAMES@", " ".join((*_names(), HELP))),
+        ("@NAMES@", " ".join((*_names(), *dict(_OF_MSA), HELP))),
         ("@TOPICS@", " ".join(topics())),
         ("@COMMANDS@", "|".join(_names())),
+        ("@SESSIONS@", "|".join(SESSIONS)),
+        ("@ASSISTANTS@", ASSISTANTS),
         ("@GROUPS@", "\n".join(_bash_groups())),
         ("@FRONT@", " ".join(flag for flag, _ in _FRONT_OPTIONS)),
         ("@VALUES@", "\n".join(values)),
@@ -216,8 +229,16 @@ def _zsh(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     yield f"    _arguments '1:topic:({' '.join(topics())})'"
     yield "}"
     yield ""
+    for name in SESSIONS:
+        yield f"_msatools_{name}() {{"
+        yield "    _files"
+        yield "}"
+        yield ""
+    yield f"_msatools_{ASSISTANTS}() {{ }}"
+    yield ""
     names = [(name, _summary(name)) for name in _names()]
-    yield from _zsh_first("front", "_msatools_", [*names, (HELP, _HELP_ON)], "report")
+    names += (*_OF_MSA, (HELP, _HELP_ON))
+    yield from _zsh_first("front", "_msatools_", names, DEFAULT)
     yield "local ret=1"
     yield "case $service in"
     yield "msa) _msatools_front ;;"
@@ -358,6 +379,9 @@ def _fish_front(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     for name in _names():
         summary = _fish_quoted(_summary(name))
         yield f"complete -c msa {first} -a {name} -d {summary}"
+    for name, what in _OF_MSA:
+        yield f"complete -c msa {first} -a {name} -d {_fish_quoted(what)}"
+    yield f"complete -c msa -n '__fish_seen_subcommand_from {ASSISTANTS}' -f"
     yield f"complete -c msa {first} -a {HELP} -d {_fish_quoted(_HELP_ON)}"
     for flag, what in _FRONT_OPTIONS:
         yield f"complete -c msa {first} -l {flag[2:]} -d {_fish_quoted(what)}"
@@ -365,7 +389,7 @@ def _fish_front(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     yield f"complete -c msa -n {_quoted(on_help)} -f -a {_quoted(' '.join(topics()))}"
     for name, options in commands.items():
         yield from _fish("msa", f"__fish_seen_subcommand_from {name}", options)
-    words = " ".join((*_names(), HELP))
+    words = " ".join((*_names(), *dict(_OF_MSA), HELP))
     of_target = "test (count (commandline -opc)) -gt 1"
     of_target += f"; and not __fish_seen_subcommand_from {words}"
     yield from _fish("msa", of_target, commands[DEFAULT])

@@ -42,6 +42,9 @@ COMPLETED = {
     "msa vmcore-1 --finger": "msa vmcore-1 --fingerprint",
     "msa -v vmco": "msa -v vmcore-1",
     "msa he": "msa help",
+    "msa dr": "msa drgn",
+    "msa mc": "msa mcp",
+    "msa crash vmco": "msa crash vmcore-1",
     "msa help it-ha": "msa help it-hangs",
     "msa help col": "msa help columns",
     "msa memstat --by pro": "msa memstat --by process",
@@ -126,6 +129,12 @@ def offered(option: Option) -> list[str]:
     if option.names:
         return [*option.names]
     return [] if option.value == "other" else ["vmcore-1"]
+
+
+def test_bash_offers_no_options_of_others(share: Path, folder: Path) -> None:
+    assert bash_reply(share, folder, "msa drgn ") == ["vmcore-1"]
+    assert bash_reply(share, folder, "msa crash --finger") == []
+    assert bash_reply(share, folder, "msa mcp ") == []
 
 
 def test_bash_after_an_equals_sign(share: Path, folder: Path) -> None:
