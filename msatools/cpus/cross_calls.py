@@ -134,7 +134,7 @@ def read_calls(
 
 
 def _read_work_lists(percpu: PerCpu) -> Mapping[int, tuple[int, ...]]:
-    """Return the lists of each CPU's own works in an interrupt."""
+    """Return the heads of each CPU's lists of ``struct irq_work``, by the CPU."""
     lists = []
     for variable in _OWN_WORKS:
         try:

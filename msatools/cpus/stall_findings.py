@@ -232,7 +232,7 @@ class _StallFinder:
         self._chains = WaitChains(evidence)
         self._done: set[int] = set()
         stop = evidence.stop_machine
-        # These wait for others, and have no other way.
+        # CPUs in stop_machine() wait for the missing ones: no stalls of their own.
         self._stopped = {*stop.stopped} if stop and stop.missing else set()
 
     # --- CPUs

@@ -6,6 +6,7 @@ Also which optional accounting of tasks the kernel has switched on.
 """
 
 import struct
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -73,6 +74,10 @@ def read_jiffies(prog: drgn.Program) -> Jiffies:
 _TRIES = 4
 """How often a structure is read that the kernel changes meanwhile."""
 
+_PAUSE_S = 0.002
+"""Seconds until the next try: the CPU that changes it may be one of a virtual machine
+that does not run just now."""
+
 
 class Update(NamedTuple):
     """The last update of the timekeeper, at each tick unless all CPUs are idle."""
@@ -113,6 +118,8 @@ def last_update(reader: Reader, losses: LossLog) -> Update | None:
                 if now > MAX_PLAUSIBLE:
                     return None
                 return Update(now, unsigned(data, cycle, 8))
+            if reader.is_live:
+                time.sleep(_PAUSE_S)
     except MissingError:
         return None
     except UNREADABLE as error:

@@ -227,7 +227,7 @@ _DEFER_TASKRUN = 1 << 13
 
 
 class AsynchronousIo:
-    """Slow I/O in flight by the tasks that wait for it; only direct I/O is found."""
+    """Slow direct I/O in flight, by the tasks that wait for its completion."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context

@@ -170,7 +170,7 @@ def unconfirmed(snapshot: WaitSnapshot, second: WaitSnapshot) -> list[Edge]:
 
 
 def without_edges(snapshot: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot:
-    """Return the snapshot without some owners of locks."""
+    """Return the snapshot without the owners of locks that *edges* lead to."""
     wrong = {(edge.lock, edge.owner) for edge in edges}
     wanted = {
         lock: replace(

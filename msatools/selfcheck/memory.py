@@ -138,7 +138,7 @@ _ARGUMENTS = "arguments of programs that are being executed: in no process yet"
 
 
 def resident(reports: ReportSet) -> Iterator[Comparison]:
-    """Compare the pages that page tables map with the counters of address spaces."""
+    """Compare pages that page tables map with ``mm_struct.rss_stat``, of processes."""
     base = Comparison(
         name="memory.resident",
         left="pages that the page tables of processes map",

@@ -291,10 +291,12 @@ def test_some_samples_are_whole(samples: list[Sample]) -> None:
 def test_commands_have_nothing_to_complain_of(live: Live) -> None:
     for run in live.facts["runs"].values():
         assert (run["status"], run["stderr"]) == (0, "")
-    for name in live.facts["runs"]:
-        for report in live.reports(name):
-            assert report["coverage"]["cpus_unreadable"] == 0
-            assert {note["code"] for note in report["notes"]} <= {"cpus-changed"}
+    reports = [report for name in live.facts["runs"] for report in live.reports(name)]
+    assert all(report["coverage"]["cpus_unreadable"] == 0 for report in reports)
+    codes = [{note["code"] for note in report["notes"]} for report in reports]
+    # The host may have stopped a CPU of the guest while it was setting the clocks.
+    assert set().union(*codes) <= {"cpus-changed", "clocks-changing"}
+    assert not all("clocks-changing" in those for those in codes)
 
 
 def test_devices_are_busy(live: Live) -> None:

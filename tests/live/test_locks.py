@@ -134,8 +134,9 @@ def test_one_task(session: Session) -> None:
     # functions need, instead of all 4 MB of them.
     assert one["coverage"]["reads"] < 250
     # Each task is read, then its counters and its stack, and once more: only so is it
-    # of one moment.
-    assert whole["coverage"]["reads"] < 11 * whole["coverage"]["tasks"]
+    # of one moment. The pages of the ORC tables are read once, for all tasks: some 300
+    # where they sleep in as many functions as in the scenario locks (330).
+    assert whole["coverage"]["reads"] < 11 * whole["coverage"]["tasks"] + 300
 
 
 def test_who_comes_and_goes(session: Session) -> None:
