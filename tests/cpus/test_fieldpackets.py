@@ -45,24 +45,46 @@ def storms_of(dump: str, kind: str) -> list[dict[str, Any]]:
 # --- packets
 
 
-def test_flood_names_its_device(dump: str) -> None:
-    """By /proc/softirqs that the guest read a moment before."""
+def test_flood_names_its_device(dump: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By /proc/softirqs that the guest read a moment before.
+
+    How often it polls is up to the host: a slow one does not reach the usual limit.
+    """
     flood, known = workload(dump)["floods"][POLLED], spinning(lab.build(dump))
-    # Other CPUs poll, too, and some of them nearly as often.
-    cpu = flood["cpu"]
-    (found,) = (each for each in storms_of(dump, "softirq") if each["cpu"] == cpu)
-    assert found["function"] == "veth_poll [veth]"
-    assert found["device"] == flood["receiver"]
+    usual, cpu = storms.POLLS_A_SECOND, flood["cpu"]
     said = known["softirqs"][cpu]
-    came = found["per_second"] * json_of("cpus", dump)["taken_at_ns"] / 1e9
-    # The guest is dumped within a second or so.
+    rate = said * 1e9 / known["moment_ns"]
+    # The flood goes on until the dump, a second or so later.
+    monkeypatch.setattr(storms, "POLLS_A_SECOND", min(usual, 0.9 * rate))
+    report = collect_cpus(tables.open_dump(dump, "btf"))
+    # Other CPUs poll, too, and some of them nearly as often.
+    (found,) = (
+        each
+        for each in report.storms or ()
+        if (each.kind, each.cpu) == ("softirq", cpu)
+    )
+    assert found.function == "veth_poll [veth]"
+    assert found.device == flood["receiver"]
+    assert report.taken_at_ns is not None
+    assert found.per_second is not None
+    came = found.per_second * report.taken_at_ns / 1e9
     assert said <= came < 1.5 * said
+    words = f"veth_poll [veth] polls {flood['receiver']}"
+    (text,) = (
+        each.text
+        for each in report.findings
+        if re.match(rf"cpu{cpu} takes .* NET_RX", each.text)
+    )
+    assert words in text
+    if found.per_second < usual:
+        assert cpu not in {each["cpu"] for each in storms_of(dump, "softirq")}
+        return
     (verdict,) = (
         each
         for each in verdicts(dump, "cpu-storm")
         if re.match(rf"cpu{cpu} .* NET_RX", each["text"])
     )
-    assert f"veth_poll [veth] polls {flood['receiver']}" in verdict["text"]
+    assert words in verdict["text"]
 
 
 def test_backlog_that_is_full(dump: str) -> None:
