@@ -73,7 +73,7 @@ _MASKS = {
 
 
 class Cpuset(Struct, frozen=True):
-    """One cpuset; ``None`` if this kernel does not keep a member."""
+    """One cpuset; a mask that this kernel lacks, or that is lost, is ``None``."""
 
     address: int
     parent: int

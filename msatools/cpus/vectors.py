@@ -186,8 +186,8 @@ def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
     totals: dict[str, int] = {}
     if stat.columns and not numbers:
         for kind in _KINDS:
-            # THR implies them, except for CPUs of neither Intel nor AMD. The first
-            # lookup of a missing variable takes long.
+            # MCE and MCP are per-CPU variables. A kernel that counts THR (machine check
+            # thresholds) has them; of another, their look-up would take long.
             if kind.name in _FOR_EACH and stat.has("THR"):
                 found[kind.name] = _variable(reader, percpu, kind.member)
             elif kind.name in _FOR_ALL:

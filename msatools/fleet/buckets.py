@@ -197,7 +197,7 @@ def _distinct(values: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def iso(time_ns: int | None) -> str | None:
-    """Return a time as ``2026-11-23T11:42:43Z``; ``None`` if no calendar has it."""
+    """Return a time as ``2026-11-23T11:42:43Z``; ``None`` after the year 9999."""
     if time_ns is None:
         return None
     try:

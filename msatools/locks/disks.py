@@ -547,9 +547,9 @@ class Requests:
         return max(0, self._now_ns - moment)
 
     def _in_driver(self, found: "_Found", row: int) -> int | None:
-        """Return how long a request has been with the driver.
+        """Return for how many ns a request has been with the driver.
 
-        Where the time is not recorded, its deadline is, in jiffies.
+        Without ``io_start_time_ns`` it began at ``deadline - timeout``, in jiffies.
         """
         begun = int(found["begun"][row])
         if begun or self.jiffies is None:

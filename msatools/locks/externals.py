@@ -227,7 +227,7 @@ _DEFER_TASKRUN = 1 << 13
 
 
 class AsynchronousIo:
-    """Slow direct I/O in flight, by the tasks that wait for its completion."""
+    """The disks with slow direct I/O of io_uring and AIO, by the task that waits."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context

@@ -313,14 +313,15 @@ def in_flight(context: LockContext) -> InFlightIo:
     return InFlightIo(context, all_disks(context))
 
 
-# --- The disks of file systems that wait for them in ways of their own: XFS and btrfs.
+# --- The disks that tasks wait for in XFS and btrfs, by structures of these.
 #
-# XFS waits for the I/O of a struct xfs_buf by a completion in it (fs/xfs/xfs_buf.c),
-# and for its log by queues of that (fs/xfs/xfs_log_priv.h). Super blocks of btrfs have
-# no block device: a file system may have several, in the list of its struct
-# btrfs_fs_devices (fs/btrfs/volumes.h). It waits for a block of its trees by a bit of
-# its struct extent_buffer, or for the folio of that, and for the log of files by a
-# queue of their tree (fs/btrfs/tree-log.c).
+# For the I/O of a struct xfs_buf a task waits by the completion in it
+# (fs/xfs/xfs_buf.c), for the log of XFS on wait queues of the log's structures
+# (fs/xfs/xfs_log_priv.h). A super block of btrfs has no block device: the file system's
+# devices are in the list of its struct btrfs_fs_devices (fs/btrfs/volumes.h). For a
+# tree block a task waits by a bit of the struct extent_buffer, or for that buffer's
+# folio; for the tree log on a wait queue of the struct btrfs_root
+# (fs/btrfs/tree-log.c).
 
 
 _XFS_LOG = (

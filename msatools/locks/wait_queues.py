@@ -197,8 +197,11 @@ class WaitQueues:
         self, lock: Lock, key: QueueKey, functions: Iterable[int | None]
     ) -> list[QueuedWaiter] | None:
         """
-        Return the waiters of a lock whose queue is a hashed bucket, in order.
+        Return the waiters of a lock whose wait queue is a hash bucket, in order.
 
+        Waiters of other locks in the bucket are left out.
+
+        :param key: Where a waiter has the lock that it waits for.
         :param functions: Wake functions of waiters that have such a key.
         :return: ``None`` if the bucket is unknown, too long, or cannot be read.
         """
@@ -372,7 +375,8 @@ def by_caller(case: BlockedTask) -> str | None:
 
 def _is_asked_for(context: LockContext, case: BlockedTask) -> bool:
     if case.task_class is TaskClass.WAI:
-        # Other waits are for any child, which is no event.
+        # Of this class, waits for a completion are events, such as of vfork(). wait4()
+        # and its like are told by wait_targets.child().
         return is_completion(case)
     if case.task_class in _CLASSES:
         return True

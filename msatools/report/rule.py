@@ -265,10 +265,12 @@ def waits_text(parts: "ReportParts", pid: int) -> str:
 
 
 LONG_NS = 10_000_000_000
-"""Disks and servers answer within seconds, mostly within milliseconds."""
+"""From when on a wait is a verdict: hung tasks, stuck I/O, stopped owners. Disks and
+servers answer within seconds, mostly within milliseconds."""
 
 HUNG_NS = 120_000_000_000
-"""The kernel's own measure (CONFIG_DEFAULT_HUNG_TASK_TIMEOUT)."""
+"""From when on hung tasks are critical: the kernel's own measure
+(CONFIG_DEFAULT_HUNG_TASK_TIMEOUT)."""
 
 _RCU = "RCU grace period"
 _SERVED = ("device", "swap", "fuse", "network")

@@ -177,9 +177,9 @@ class ModuleSymbols:
 
     def __init__(self, prog: drgn.Program, module: LoadedModule, read: Read) -> None:
         entry = pointer_to(prog, "struct module", module.address)
-        # Before Linux kernel commit 8244062ef1e5 ("modules: fix longstanding
-        # /proc/kallsyms vs module insertion race.") (in v4.5) these were members of
-        # struct module.
+        # module.kallsyms is there since Linux kernel commit 8244062ef1e5 ("modules: fix
+        # longstanding /proc/kallsyms vs module insertion race.") (in v4.5). Symbols of
+        # modules of older kernels are not read.
         with drgn_lookups:
             table = entry.member_("kallsyms").read_()[0].read_()
         self._module = module

@@ -672,7 +672,7 @@ class Objects:
 
     @cached_property
     def _swapfiles(self) -> int | None:
-        """MAX_SWAPFILES; ``None`` if the kernel does not say it."""
+        """MAX_SWAPFILES, by the sizes of its arrays; ``None`` if not certain."""
         arrays = []
         for name, declarations in TABLE.items():
             # Looking up the symbols of the whole table would take 25 ms.

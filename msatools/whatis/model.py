@@ -455,8 +455,8 @@ class WhatisOptions(Struct, frozen=True, kw_only=True):
 
 # --- Values that the kernel writes to mark memory as invalid (include/linux/poison.h).
 #
-# They are no addresses: who finds one in a register or an oops used memory after it was
-# freed, or before it was written.
+# They are no addresses. One in a register or an oops shows that the kernel used memory
+# that was freed or not yet written, or read beyond an object.
 
 
 _DELTA = 0xDEAD_0000_0000_0000

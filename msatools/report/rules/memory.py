@@ -185,10 +185,11 @@ OUT_OF_MEMORY = VerdictRule(
 # --- Free memory is below the watermarks of all zones, and little can be reclaimed.
 
 
-_FEW = 0.10
-"""Share of managed memory that is available, below which it is little."""
+_LOW_SHARE = 0.10
+"""Share of managed memory that is available, below which memory is low."""
 
-_VERY_FEW = 0.05
+_CRITICAL_SHARE = 0.05
+"""Below this share it is critical."""
 
 
 def _share(memory: MemoryState) -> float:
@@ -205,12 +206,12 @@ def _memory_low_when(parts: ReportParts) -> Iterator[MemoryState]:
     memory = parts.memory
     if memory is None or not memory.zones:
         return
-    if all(zone.to_low <= 0 for zone in memory.zones) and _share(memory) < _FEW:
+    if all(zone.to_low <= 0 for zone in memory.zones) and _share(memory) < _LOW_SHARE:
         yield memory
 
 
 def _memory_low_severity(memory: MemoryState) -> Severity:
-    return "critical" if _share(memory) < _VERY_FEW else "warning"
+    return "critical" if _share(memory) < _CRITICAL_SHARE else "warning"
 
 
 def _memory_low_words(memory: MemoryState) -> str:
