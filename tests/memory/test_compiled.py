@@ -219,14 +219,17 @@ def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
     prog, owned, blocks = scanned_from_file(run.name)
     layout = page_layout(prog)
 
+    path = tmp_path / "block"
+
     def classes(block: MemmapRange) -> int:
+        path.write_bytes(Reader(prog).read(block.address, block.pages * layout.size))
+        _, left = scanned_alone(prog, block, path, owned, read_all=True)
+        # Some are left to Python, such as one of several zones, wherever they lie.
         result = scan(Reader(prog), layout, [block], owned)
-        # One of several zones is left to Python.
-        return int(np.count_nonzero(result.totals())) * (len(result.counts) == 1)
+        return 0 if left else int(np.count_nonzero(result.totals()))
 
     block = max((part._replace(pages=2048) for part in blocks), key=classes)
     sound = Reader(prog).read(block.address, block.pages * layout.size)
-    path = tmp_path / "block"
     added = 0
 
     @settings(max_examples=100)
@@ -242,8 +245,11 @@ def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
                 lambda page: block.address + page * layout.size | 1
             )
             word = data.draw(words | near).to_bytes(8, "little")
+            if member == "flags":
+                # The upper half has the zone: a block of several is left to Python.
+                word = word[:4]
             at += getattr(layout, member)
-            pages[at : at + 8] = word
+            pages[at : at + len(word)] = word
         path.write_bytes(pages)
         found, left = scanned_alone(prog, block, path, owned, read_all=True)
         if left:
@@ -256,7 +262,7 @@ def test_damaged_block_from_a_file(run: lab.Run, tmp_path: Path) -> None:
         assert comparable(found) == comparable(expected)
 
     check()
-    assert added > 20
+    assert added > 20, added
 
 
 def test_tail_within_a_free_block(run: lab.Run, tmp_path: Path) -> None:

@@ -65,14 +65,16 @@ class Expected:
     """Those of them that may be critical."""
 
     words: Mapping[str, str] = field(default_factory=dict)
-    """Words that the text or the evidence of a code must have."""
+    """Words that the text or the evidence of a code must have, or of one of several:
+    ``CODE|CODE``."""
 
 
 def _codes(*codes: str) -> frozenset[str]:
     return frozenset(codes)
 
 
-_OUT = _codes("out-of-memory", "memory-low", "memory-unreclaimable")
+_LOW = _codes("memory-low", "memory-unreclaimable")
+"""Others may give pages back while a kernel panics for want of memory."""
 
 
 def _out_of_memory(words: str, function: str | None = None) -> Expected:
@@ -83,8 +85,11 @@ def _out_of_memory(words: str, function: str | None = None) -> Expected:
     module = None if function is None else "crashmodule"
     return Expected(
         died=Died(cause="out-of-memory", function=function, module=module),
-        critical=_OUT,
-        words={"memory-unreclaimable": words},
+        critical=_codes("out-of-memory"),
+        may=_LOW,
+        critical_may=_LOW,
+        # Of one of them, whichever is said.
+        words={"out-of-memory|memory-unreclaimable": words},
     )
 
 

@@ -112,6 +112,16 @@ def aged(parts: ReportParts, age_ns: int) -> ReportParts:
     return replace(parts, locks=changed)
 
 
+def without_free_pages(parts: ReportParts) -> ReportParts:
+    """Return the parts of a machine whose zones are below their watermarks.
+
+    While a kernel panics for want of memory, others may give some back.
+    """
+    assert parts.memory is not None
+    zones = tuple(replace(zone, free=0) for zone in parts.memory.zones)
+    return replace(parts, memory=replace(parts.memory, zones=zones))
+
+
 def test_long_waits() -> None:
     parts = parts_of("locks-6.12")
     early = said(aged(parts, LONG_NS // 4))
@@ -493,7 +503,7 @@ def test_a_selection_shows_no_more_than_all() -> None:
 
 
 def test_a_step_that_shows_more_takes_the_place_of_another() -> None:
-    steps = steps_of(parts_of("crashes-oom-6.12"))
+    steps = steps_of(without_free_pages(parts_of("crashes-oom-6.12")))
     assert "msa-memstat --by process,slab,fs --unattributed" in steps
     assert "msa-memstat --by process,slab,fs" not in steps
 
@@ -982,10 +992,12 @@ def test_what_nothing_wakes_is_something_unknown() -> None:
 
 
 def test_memory_that_cannot_be_reclaimed_is_said_once() -> None:
-    found = said(parts_of("crashes-oom-6.12"))
-    lines = [line for each in found.values() for v in each for line in v.evidence]
-    assert len([line for line in lines if line.startswith("reclaim cannot")]) == 1
-    assert len({*lines}) == len(lines)
+    parts = parts_of("crashes-oom-6.12")
+    for each in (parts, without_free_pages(parts)):
+        found = [verdict for those in said(each).values() for verdict in those]
+        lines = [line for verdict in found for line in verdict.evidence]
+        assert len([line for line in lines if line.startswith("reclaim cannot")]) == 1
+        assert len({*lines}) == len(lines)
 
 
 @pytest.mark.parametrize("dump", ["field-6.12", "locks-6.12"])
