@@ -281,7 +281,8 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
             evidence=tuple(
                 f"{_task(each)} has waited for {_seconds(each.wait_ns)}"
                 for each in (late[:_NAMED] if len(late) > 1 else ())
-            ),
+            )
+            or (f"cpu{queue.cpu} switched tasks {_seconds(queue.switched_ns)} ago",),
         )
 
 

@@ -39,7 +39,8 @@ REASONS = {
     "fault-data": "I/O on {name} {device}",
     "swap-in": "swap on {name} {device}",
     "file-fsync": "waits for a commit of dm-1 254:1 by {thread}",
-    "over-high": "waits for memory of control group /high",
+    # It goes on every other second, for a moment.
+    "over-high": "(waits for memory of control group /high|(runs on|waits for) CPU .+)",
     "stopped": "stopped by SIGSTOP",
     "traced": "traced by {pid}",
     "zombie": "dead, not reaped",
