@@ -88,36 +88,42 @@ class Update(NamedTuple):
     cycle: int
     """The hardware counter of the clock source then."""
 
+    source: int
+    """Address of the clock source, a ``struct clocksource``."""
+
+
+class _Timekeeper(NamedTuple):
+    """Location of the timekeeper, and offsets of its members."""
+
+    address: int
+    size: int
+    base: int
+    fraction: int
+    shift: int
+    cycle: int
+    source: int
+    sequence: int
+
 
 def last_update(reader: Reader, losses: LossLog) -> Update | None:
     """Return the last update; ``None`` if it cannot be read."""
+    if reader.is_live:
+        return _last_update(reader, losses)
+    return reader.once(Update, lambda: _last_update(reader, losses))
+
+
+def _last_update(reader: Reader, losses: LossLog) -> Update | None:
     try:
-        core = _timekeeper(reader.prog)
-        mono = "timekeeper.tkr_mono"
-        base, fraction, shift, cycle, sequence = (
-            offset_of(core.type_, member)
-            for member in (
-                f"{mono}.base",
-                f"{mono}.xtime_nsec",
-                f"{mono}.shift",
-                f"{mono}.cycle_last",
-                "seq.seqcount.sequence",
-            )
-        )
-        size = drgn.sizeof(core.type_)
+        core = reader.once(_Timekeeper, lambda: _timekeeper(reader.prog))
         for _ in range(_TRIES):
-            data = reader.read(core.address_, size)
-            before = unsigned(data, sequence, 4)
+            data = reader.read(core.address, core.size)
+            before = unsigned(data, core.sequence, 4)
             steady = not before & 1
             if steady and reader.is_live:
-                after = reader.read(core.address_ + sequence, 4)
+                after = reader.read(core.address + core.sequence, 4)
                 steady = before == unsigned(after, 0, 4)
             if steady:
-                since = unsigned(data, fraction, 8) >> (unsigned(data, shift, 4) & 63)
-                now = unsigned(data, base, 8) + since
-                if now > MAX_PLAUSIBLE:
-                    return None
-                return Update(now, unsigned(data, cycle, 8))
+                return _update(core, data)
             if reader.is_live:
                 time.sleep(_PAUSE_S)
     except MissingError:
@@ -129,7 +135,38 @@ def last_update(reader: Reader, losses: LossLog) -> Update | None:
     return None
 
 
-def _timekeeper(prog: drgn.Program) -> drgn.Object:
+def _update(core: _Timekeeper, data: bytes) -> Update:
+    base, fraction, shift, cycle, source = (
+        unsigned(data, offset, size)
+        for offset, size in (
+            *((core.base, 8), (core.fraction, 8), (core.shift, 4)),
+            *((core.cycle, 8), (core.source, 8)),
+        )
+    )
+    now = base + (fraction >> (shift & 63))
+    if now > MAX_PLAUSIBLE:
+        raise DamagedDataError(f"it cannot be {now} ns", core.address)
+    return Update(now, cycle, source)
+
+
+def _timekeeper(prog: drgn.Program) -> _Timekeeper:
+    core = _timekeeper_core(prog)
+    mono = "timekeeper.tkr_mono"
+    offsets = (
+        offset_of(core.type_, member)
+        for member in (
+            f"{mono}.base",
+            f"{mono}.xtime_nsec",
+            f"{mono}.shift",
+            f"{mono}.cycle_last",
+            f"{mono}.clock",
+            "seq.seqcount.sequence",
+        )
+    )
+    return _Timekeeper(core.address_, drgn.sizeof(core.type_), *offsets)
+
+
+def _timekeeper_core(prog: drgn.Program) -> drgn.Object:
     try:
         type_ = find_type(prog, "struct tk_data")
     except MissingError:
@@ -257,23 +294,91 @@ def _queues(reader: Reader, losses: LossLog) -> _Queues:
 def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
     """Return the local clock minus CLOCK_MONOTONIC, in ns; ``None`` if unknown.
 
-    Where the local clock may be unstable (x86), the kernel keeps the difference of the
-    two from the moment that it found the clock to be stable. Elsewhere both are of one
-    hardware counter, and are compared at the last update of CLOCK_MONOTONIC.
+    Where both are of one hardware counter, they are compared at the last update of
+    CLOCK_MONOTONIC: NTP corrects that one only, by minutes in a year. On x86 with
+    another clock source, or as a guest whose hypervisor provides the local clock, the
+    difference is that which the kernel keeps (kernel/sched/clock.c): exact while the
+    local clock is unstable, else of when the kernel found it to be stable.
     """
     try:
         address = reader.once(monotonic_offset, lambda: _gtod_offset(reader.prog))
         if address is None:
             return _offset_by_counter(reader, losses)
-        # The variable is unsigned, but holds a signed difference.
-        (difference,) = _S64.unpack(reader.read(address, _S64.size))
+        difference = _offset_by_tsc(reader, losses)
+        if difference is None:
+            # The variable is unsigned, but holds a signed difference.
+            (difference,) = _S64.unpack(reader.read(address, _S64.size))
     except UNREADABLE as error:
         losses.lose(Loss.CLOCKS, f"cannot read {_DIFFERENCE}: {error}")
         return None
     if abs(difference) > MAX_PLAUSIBLE:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
         return None
-    return int(difference)
+    return difference
+
+
+class _TscClock(NamedTuple):
+    """The local clock as a function of the time stamp counter of x86."""
+
+    mult: int
+    shift: int
+    offset: int
+    """The local clock when the counter was 0, modulo ``2**64``."""
+
+    sources: frozenset[int]
+    """Addresses of the clock sources that read this counter."""
+
+    def local_ns(self, cycle: int) -> int:
+        """Return the local clock when the counter was *cycle*."""
+        ns = (cycle * self.mult >> self.shift) + self.offset
+        return ns & _U64_MAX
+
+
+def _offset_by_tsc(reader: Reader, losses: LossLog) -> int | None:
+    """Compare the clocks at a value of the counter; ``None`` if they are not of it."""
+    tsc = reader.once(_TscClock, lambda: _tsc_clock(reader, losses))
+    update = tsc and last_update(reader, losses)
+    if tsc is None or update is None or update.source not in tsc.sources:
+        return None
+    return tsc.local_ns(update.cycle) - update.monotonic_ns
+
+
+def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
+    """Read how the local clock follows from the counter (arch/x86/kernel/tsc.c).
+
+    :return: ``None`` if it does not: the counter is unstable, or a hypervisor's clock
+        is used instead.
+    :raises drgn.FaultError: if it cannot be read
+    """
+    prog = reader.prog
+    try:
+        # A static key, which begins with its enable count.
+        stable = find_symbol(prog, "__sched_clock_stable").address
+        # "x86/paravirt: Switch time pvops functions to use static_call()" (in v5.13);
+        # the function is the key's first member.
+        call = find_symbol(prog, "__SCK__pv_sched_clock").address
+        native = find_symbol(prog, "native_sched_clock").address
+        sources = frozenset(
+            find_symbol(prog, name).address
+            for name in ("clocksource_tsc", "clocksource_tsc_early")
+        )
+        # The same on all CPUs.
+        address = int(read_percpu(reader, losses).addresses("cyc2ns")[0])
+        clock = find_type(prog, "struct cyc2ns")
+        latch = offset_of(clock, "seq.seqcount.sequence")
+        offset = find_variable(prog, "__sched_clock_offset").value_()
+    except MissingError:
+        return None
+    if not any(reader.read(stable, 4)) or reader.words(call, 1)[0] != native:
+        return None
+    data = reader.read(address, drgn.sizeof(clock))
+    now = drgn.Object.from_bytes_(prog, clock, data).data[unsigned(data, latch, 4) & 1]
+    return _TscClock(
+        now.cyc2ns_mul.value_(),
+        now.cyc2ns_shift.value_(),
+        (now.cyc2ns_offset.value_() + offset) & _U64_MAX,
+        sources,
+    )
 
 
 def _gtod_offset(prog: drgn.Program) -> int | None:

@@ -16,6 +16,9 @@ from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
 NAME = "tasks-6.12"
+UNSTABLE = "memory-6.12"
+"""Its time stamp counter is not reliable."""
+
 IMPOSSIBLE = [(1 << 60) + 1, 1 << 63, (1 << 64) - 1]
 
 
@@ -49,7 +52,7 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
 )
 def test_offset(value: int, offset: int | None) -> None:
     """The offset can be negative; an impossible one is reported as unknown."""
-    prog, losses = open_dump(NAME, "btf"), LossLog()
+    prog, losses = open_dump(UNSTABLE, "btf"), LossLog()
     write(prog, prog["__gtod_offset"].address_, value)
     clocks = read_clocks(Reader(prog), losses)
     assert clocks.monotonic_offset_ns == offset
@@ -71,20 +74,61 @@ def test_online_mask_that_is_lost() -> None:
     assert losses.lost == {"cpumasks_unreadable": 1}
 
 
-@pytest.mark.parametrize("name", ["tasks-6.12arm64", "tasks-6.1arm64"])
-def test_offset_by_the_counter(name: str) -> None:
-    """The guest read CLOCK_MONOTONIC, and then the scheduler's clock."""
-    types = "dwarf" if name == "tasks-6.1arm64" else "btf"
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [
+        *(("cpus-6.1", "btf"), ("cpus-6.12", "btf"), ("cpus-7.x", "btf")),
+        *(("tasks-6.12arm64", "btf"), ("tasks-6.1arm64", "dwarf")),
+    ],
+)
+def test_offset_by_the_counter(name: str, types: str) -> None:
+    """The guest read CLOCK_MONOTONIC, and then the scheduler's clock.
+
+    In guests of ``cpus``, CLOCK_MONOTONIC has gained 0.1 s since the kernel compared
+    them.
+    """
     clocks = read_clocks(Reader(open_dump(name, types)), LossLog())
     shown = lab.build(name).truth("sys/kernel/debug/sched/debug").decode("latin-1")
-    found = dict(re.findall(r"^(sched_clk|ktime) +: (\d+\.\d{6})$", shown, re.M))
-    local, monotonic = (
-        int(found[clock].replace(".", "")) for clock in ("sched_clk", "ktime")
+    found = dict(
+        re.findall(r"^(cpu_clk|sched_clk|ktime) +: (\d+\.\d{6})$", shown, re.M)
     )
+    # Where the clock is always stable, there is no other one.
+    local = found.get("cpu_clk", found["sched_clk"])
+    passed, monotonic = (int(text.replace(".", "")) for text in (local, found["ktime"]))
     assert clocks.monotonic_offset_ns is not None
-    assert 0 < clocks.monotonic_offset_ns < local - monotonic
+    # Shown in microseconds.
+    assert clocks.monotonic_offset_ns < passed - monotonic + 1000
     assert clocks.monotonic_ns is not None
     assert clocks.monotonic_ns > monotonic
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_clock_that_follows_the_counter(lost: bool) -> None:
+    """What the kernel has kept is read only if the timekeeper is lost."""
+    prog, losses = open_dump(NAME, "btf"), LossLog()
+    whole = read_clocks(Reader(prog), losses).monotonic_offset_ns
+    write(prog, prog["__gtod_offset"].address_, 5)
+    if lost:
+        write(prog, prog["tk_core"].timekeeper.tkr_mono.base.address_, 1 << 62)
+    assert read_clocks(Reader(prog), losses).monotonic_offset_ns == (
+        5 if lost else whole
+    )
+    assert losses.lost["clocks_unreadable"] == lost
+
+
+@pytest.mark.parametrize(
+    "name", ["__SCK__pv_sched_clock", "__sched_clock_stable", "clocksource_tsc"]
+)
+def test_clock_that_does_not_follow_the_counter(name: str) -> None:
+    """As of a hypervisor, or of another clock source."""
+    prog = open_dump(NAME, "btf")
+    write(prog, prog["__gtod_offset"].address_, 5)
+    address = prog.symbol(name).address
+    if name == "clocksource_tsc":
+        address, before = prog["tk_core"].timekeeper.tkr_mono.clock.address_, address
+        assert prog.read_u64(address) == before
+    write(prog, address, 0)
+    assert read_clocks(Reader(prog), LossLog()).monotonic_offset_ns == 5
 
 
 @pytest.mark.parametrize("name", ["memory-6.12arm64"])
