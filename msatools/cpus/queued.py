@@ -41,6 +41,8 @@ _ENTITY: Members = {
     # "sched/fair: Implement an EEVDF-like scheduling policy" (in v6.6)
     "deadline": ("deadline",),
     "weight": ("load.weight",),
+    "left": ("run_node.rb_left",),
+    "right": ("run_node.rb_right",),
 }
 
 _QUEUE: Members = {
@@ -48,6 +50,7 @@ _QUEUE: Members = {
     # avg_vruntime" (in v6.19, and stable kernels).
     "zero": ("zero_vruntime", "min_vruntime"),
     "curr": ("curr",),
+    "root": ("tasks_timeline.rb_root.rb_node",),
     # Sums over the waiting entities, for their average; renamed by "sched/fair: Rename
     # cfs_rq::avg_vruntime to ::sum_w_vruntime" and the like (in v7.0).
     "sum": ("sum_w_vruntime", "avg_vruntime"),
@@ -65,7 +68,8 @@ _WRAP = 1 << 64
 
 Turn = tuple[tuple[bool, int, int], ...]
 """Sort key of tasks. For each entity from the root group down to the task: whether it
-is not eligible, its deadline or vruntime, and a number that breaks ties."""
+is not eligible, its deadline or vruntime, and its position in the kernel's tree, which
+breaks ties."""
 
 
 class FairTask(NamedTuple):
@@ -85,6 +89,8 @@ class _Entity(NamedTuple):
     vruntime: int
     deadline: int | None
     weight: int
+    left: int
+    right: int
 
 
 class _Queue(NamedTuple):
@@ -92,6 +98,7 @@ class _Queue(NamedTuple):
 
     zero: int
     curr: int
+    root: int
     sum: int
     weights: int
     shift: int
@@ -111,8 +118,7 @@ def read_fair(
     though the kernel may run others after the first one. Buddies, which the kernel may
     prefer for cache locality, are ignored.
 
-    :param tasks: Addresses of tasks, including running ones, which count in averages;
-        in the order in which they were queued, which breaks ties.
+    :param tasks: Addresses of tasks, including running ones, which count in averages.
     :param roots: Address of the root ``struct cfs_rq`` of each task's CPU.
     :return: Turns by address, without tasks that cannot be read.
     """
@@ -125,9 +131,16 @@ def read_fair(
     # Since "sched/fair: Switch to task based throttle model" (in v6.18), throttled
     # tasks are dequeued one by one.
     by_group = not task.has_member("throttled")
+    node = offset_of(find_type(reader.prog, "struct sched_entity"), "run_node")
+    positions = {
+        address: position
+        for queue in queues.values()
+        for position, address in enumerate(_in_tree(queue.root, node, entities))
+    }
     turns = {
-        address: _turn(entity, number, queues, entities)
-        for number, (address, entity) in enumerate(entities.items())
+        # The running entity and those of throttled groups are in no tree.
+        address: _turn(entity, positions.get(address, -1), queues, entities)
+        for address, entity in entities.items()
         if entity.queue in queues
     }
     fair = {}
@@ -164,6 +177,8 @@ def _read_entities(
             if found.has("deadline")
             else [None] * len(level),
             found["weight"].tolist(),
+            found["left"].tolist(),
+            found["right"].tolist(),
             strict=True,
         )
         for address, readable, *members in rows:
@@ -187,13 +202,35 @@ def _read_queues(
     rows = zip(
         addresses,
         found.readable.tolist(),
-        *(values(name) for name in ("zero", "curr", "sum", "weights", "shift")),
+        *(values(name) for name in _Queue._fields[:-1]),
         [count > 0 for count in values("throttles")],
         strict=True,
     )
     return {
         address: _Queue(*members) for address, readable, *members in rows if readable
     }
+
+
+def _in_tree(root: int, node: int, entities: dict[int, _Entity]) -> Iterator[int]:
+    """Yield the entities of a queue's tree in order, as far as they were read.
+
+    :param root: The address of the first node.
+    :param node: The offset of ``run_node`` in an entity.
+    """
+    above: list[int] = []
+    seen: set[int] = set()
+    address = root - node
+    while above or address in entities:
+        if address in entities and address not in seen:
+            seen.add(address)
+            above.append(address)
+            address = entities[address].left - node
+            continue
+        if not above:
+            return  # a loop in a damaged dump
+        last = above.pop()
+        yield last
+        address = entities[last].right - node
 
 
 def _path(start: int, entities: dict[int, _Entity]) -> list[int]:
@@ -210,14 +247,14 @@ def _path(start: int, entities: dict[int, _Entity]) -> list[int]:
 
 def _turn(
     entity: _Entity,
-    number: int,
+    position: int,
     queues: dict[int, _Queue],
     entities: dict[int, _Entity],
 ) -> tuple[bool, int, int]:
     queue = queues[entity.queue]
     vruntime = _signed(entity.vruntime - queue.zero)
     if entity.deadline is None:
-        return False, vruntime, number
+        return False, vruntime, position
     total, weights = queue.sum, queue.weights
     curr = entities.get(queue.curr)
     # The running entity is not in the sums.
@@ -226,7 +263,7 @@ def _turn(
         total += _signed(curr.vruntime - queue.zero) * weight
         weights += weight
     is_eligible = total >= vruntime * weights
-    return not is_eligible, _signed(entity.deadline - queue.zero), number
+    return not is_eligible, _signed(entity.deadline - queue.zero), position
 
 
 def _weight(entity: _Entity, queue: _Queue) -> int:

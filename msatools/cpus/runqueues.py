@@ -87,13 +87,6 @@ class QueuedTasks:
             return False
         return int(self._table["on_rq"][row]) == _QUEUED
 
-    def queued_ns(self, address: int) -> int:
-        """Return the time when a task was last queued; 0 if unknown."""
-        row = self._rows.get(address)
-        if row is None or not self._table.has("last_queued_ns"):
-            return 0
-        return int(self._table["last_queued_ns"][row])
-
     def sleeps(self, address: int) -> bool:
         """Return whether a task sleeps on the run queue."""
         return delays(self._table) and bool(
@@ -246,7 +239,7 @@ def read_run_queues(
     clock = [time if time < MAX_PLAUSIBLE else 0 for time in rq["clock"].tolist()]
     now = max([clocks.local_ns, *clock])
     known = _read_tasks(reader, queues, on_queue, now, losses)
-    turns = _turns(reader, queues, known, losses)
+    turns = _turns(reader, queues, losses)
     online = frozenset(online_cpus(reader, losses))
     result = []
     for row, cpu in enumerate(percpu.cpus.tolist()):
@@ -331,7 +324,7 @@ def tick_delay(ticks: TickSched, row: int, lag: int | None) -> int | None:
 
 
 def _turns(
-    reader: Reader, queues: RunQueueLists, known: QueuedTasks, losses: LossLog
+    reader: Reader, queues: RunQueueLists, losses: LossLog
 ) -> Mapping[int, FairTask]:
     """Return the turns of the fair tasks, by address."""
     fair = [
@@ -340,7 +333,6 @@ def _turns(
         for task in tasks
         if task.sched_class == "fair"
     ]
-    fair.sort(key=lambda pair: known.queued_ns(pair[0]))
     addresses, roots = np.array(fair, np.uint64).reshape(-1, 2).T
     return read_fair(reader, addresses, roots, losses)
 

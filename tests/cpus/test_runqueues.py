@@ -147,9 +147,7 @@ def runs_before(dump: Seen, queue: Object) -> list[int]:
     most the weighted average come first. The group of the running task is in no tree,
     but its other tasks have a turn as well.
     """
-    tree = queue.tasks_timeline.rb_root.address_of_()
-    kind = "struct sched_entity"
-    entities = list(rbtree_inorder_for_each_entry(kind, tree, "run_node"))
+    entities = in_tree(queue)
     turn = turn_of(queue, entities)
     waiting = list(map(turn, entities))
     assert [when for _, when in waiting] == sorted(when for _, when in waiting)
@@ -157,6 +155,13 @@ def runs_before(dump: Seen, queue: Object) -> list[int]:
         entities.append(queue.curr)
     entities.sort(key=turn)
     return [pid for entity in entities for pid in tasks_under(dump, entity)]
+
+
+def in_tree(queue: Object) -> list[Object]:
+    """Return the waiting entities of a ``struct cfs_rq``."""
+    tree = queue.tasks_timeline.rb_root.address_of_()
+    kind = "struct sched_entity"
+    return list(rbtree_inorder_for_each_entry(kind, tree, "run_node"))
 
 
 def turn_of(
@@ -498,8 +503,7 @@ def test_entity_above_the_average_is_later(whole: Seen) -> None:
     queue = whole.rq(cpu).cfs
     if not queue.curr or is_changing(whole.rq(cpu)):
         pytest.skip("the CPU was stopped in the scheduler, by chance")
-    tree = queue.tasks_timeline.rb_root.address_of_()
-    others = [*rbtree_inorder_for_each_entry("struct sched_entity", tree, "run_node")]
+    others = in_tree(queue)
     # The task with the earliest deadline: it is first if it is eligible.
     entity = next(each for each in others if not each.sched_delayed)
     others.remove(entity)
@@ -521,6 +525,23 @@ def test_entity_above_the_average_is_later(whole: Seen) -> None:
     found = whole.again()
     assert pids_of(found, cpu)[0] == first
     assert pids_of(found, cpu) == runs_before(found, queue)
+
+
+def test_entities_with_one_deadline_are_in_the_order_of_the_tree(whole: Seen) -> None:
+    """That is the order in which they were put there, as of tasks and groups alike."""
+    cpu = whole.cpu("fair")
+    queue = whole.rq(cpu).cfs
+    entities = in_tree(queue)
+    for entity in entities:
+        put_word(entity.deadline, entities[0].deadline.value_())
+    expected = [
+        pid
+        for entity in sorted(entities, key=turn_of(queue, entities))
+        for pid in tasks_under(whole, entity)
+    ]
+    assert len(expected) >= 5
+    found = whole.again()
+    assert [pid for pid in pids_of(found, cpu) if pid in expected] == expected
 
 
 def weight(entity: Object) -> int:
