@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 import multiprocessing
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -81,6 +82,31 @@ def test_second_builder_waits_for_the_first(cache: Cache) -> None:
         builder.join(HANGS)
         assert builder.exitcode == 0
     assert (cache.root / "fills").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        (True, True, True),
+        (True, False, True),
+        (False, True, True),
+        (False, False, False),
+    ],
+)
+def test_turns(cache: Cache, first: bool, second: bool, waits: bool) -> None:
+    entered = threading.Event()
+
+    def other() -> None:
+        with cache.turn("guests", alone=second):
+            entered.set()
+
+    thread = threading.Thread(target=other)
+    with cache.turn("guests", alone=first):
+        thread.start()
+        # Long enough for the other one, on most machines, if it need not wait.
+        assert entered.wait(0.3 if waits else HANGS) != waits
+    assert entered.wait(HANGS)
+    thread.join()
 
 
 def test_least_recently_used_go_first(cache: Cache) -> None:
