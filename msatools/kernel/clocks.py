@@ -362,8 +362,7 @@ def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
             find_symbol(prog, name).address
             for name in ("clocksource_tsc", "clocksource_tsc_early")
         )
-        # The same on all CPUs.
-        address = int(read_percpu(reader, losses).addresses("cyc2ns")[0])
+        scales = read_percpu(reader, losses).addresses("cyc2ns")
         clock = find_type(prog, "struct cyc2ns")
         latch = offset_of(clock, "seq.seqcount.sequence")
         offset = find_variable(prog, "__sched_clock_offset").value_()
@@ -371,7 +370,10 @@ def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
         return None
     if not any(reader.read(stable, 4)) or reader.words(call, 1)[0] != native:
         return None
-    data = reader.read(address, drgn.sizeof(clock))
+    if not len(scales):
+        return None  # which is a loss already
+    # The same on all CPUs.
+    data = reader.read(int(scales[0]), drgn.sizeof(clock))
     now = drgn.Object.from_bytes_(prog, clock, data).data[unsigned(data, latch, 4) & 1]
     return _TscClock(
         now.cyc2ns_mul.value_(),
