@@ -318,36 +318,56 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
 
 
 class _TscClock(NamedTuple):
-    """The local clock as a function of the time stamp counter of x86."""
+    """Where the kernel has how the local clock follows from the TSC of x86."""
 
+    address: int
+    """Address of a ``struct cyc2ns``: two scales, of which one is in use."""
+
+    size: int
+    sequence: int
+    scales: int
+    scale_size: int
     mult: int
     shift: int
     offset: int
-    """The local clock when the counter was 0, modulo ``2**64``."""
+    """Offsets in the struct, and in one scale."""
+
+    start_ns: int
+    """The local clock when ``sched_clock()`` was 0."""
 
     sources: frozenset[int]
-    """Addresses of the clock sources that read this counter."""
+    """Addresses of the clock sources that read the TSC."""
 
-    def local_ns(self, cycle: int) -> int:
-        """Return the local clock when the counter was *cycle*."""
-        ns = (cycle * self.mult >> self.shift) + self.offset
+    def local_ns(self, reader: Reader, cycle: int) -> int:
+        """Return the local clock when the TSC was *cycle*.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        data = reader.read(self.address, self.size)
+        used = unsigned(data, self.sequence, 4) & 1
+        scale = self.scales + used * self.scale_size
+        mult, shift = (
+            unsigned(data, scale + offset, 4) for offset in (self.mult, self.shift)
+        )
+        passed = cycle * mult >> (shift & 63)
+        ns = unsigned(data, scale + self.offset, 8) + passed + self.start_ns
         return ns & _U64_MAX
 
 
 def _offset_by_tsc(reader: Reader, losses: LossLog) -> int | None:
-    """Compare the clocks at a value of the counter; ``None`` if they are not of it."""
+    """Compare the clocks at a value of the TSC; ``None`` if they do not follow it."""
     tsc = reader.once(_TscClock, lambda: _tsc_clock(reader, losses))
     update = tsc and last_update(reader, losses)
     if tsc is None or update is None or update.source not in tsc.sources:
         return None
-    return tsc.local_ns(update.cycle) - update.monotonic_ns
+    return tsc.local_ns(reader, update.cycle) - update.monotonic_ns
 
 
 def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
-    """Read how the local clock follows from the counter (arch/x86/kernel/tsc.c).
+    """Find how the local clock follows from the TSC (arch/x86/kernel/tsc.c).
 
-    :return: ``None`` if it does not: the counter is unstable, or a hypervisor's clock
-        is used instead.
+    :return: ``None`` if it does not: the TSC is unstable, or a hypervisor's clock is
+        used instead.
     :raises drgn.FaultError: if it cannot be read
     """
     prog = reader.prog
@@ -362,24 +382,34 @@ def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
             find_symbol(prog, name).address
             for name in ("clocksource_tsc", "clocksource_tsc_early")
         )
-        scales = read_percpu(reader, losses).addresses("cyc2ns")
+        clocks = read_percpu(reader, losses).addresses("cyc2ns")
         clock = find_type(prog, "struct cyc2ns")
-        latch = offset_of(clock, "seq.seqcount.sequence")
-        offset = find_variable(prog, "__sched_clock_offset").value_()
+        scale = find_type(prog, "struct cyc2ns_data")
+        start = find_variable(prog, "__sched_clock_offset").value_()
+        sequence, scales = (
+            offset_of(clock, member) for member in ("seq.seqcount.sequence", "data")
+        )
+        mult, shift, offset = (
+            offset_of(scale, f"cyc2ns_{name}") for name in ("mul", "shift", "offset")
+        )
     except MissingError:
         return None
     if not any(reader.read(stable, 4)) or reader.words(call, 1)[0] != native:
         return None
-    if not len(scales):
+    if not len(clocks):
         return None  # which is a loss already
-    # The same on all CPUs.
-    data = reader.read(int(scales[0]), drgn.sizeof(clock))
-    now = drgn.Object.from_bytes_(prog, clock, data).data[unsigned(data, latch, 4) & 1]
+    # The scales are the same on all CPUs.
     return _TscClock(
-        now.cyc2ns_mul.value_(),
-        now.cyc2ns_shift.value_(),
-        (now.cyc2ns_offset.value_() + offset) & _U64_MAX,
-        sources,
+        address=int(clocks[0]),
+        size=drgn.sizeof(clock),
+        sequence=sequence,
+        scales=scales,
+        scale_size=drgn.sizeof(scale),
+        mult=mult,
+        shift=shift,
+        offset=offset,
+        start_ns=start,
+        sources=sources,
     )
 
 
