@@ -79,7 +79,7 @@ in that list to the mutex's lock. The second one differs in musl."""
 
 _PAIR = struct.Struct("<QQ")
 _AUXV_BYTES = 320
-"""Number of bytes of ``mm_struct.saved_auxv`` to read; on every kernel it is larger."""
+"""Number of bytes of ``mm_struct.saved_auxv`` to read, which any kernel has."""
 
 _AT_BASE = 7
 """Type of the auxiliary vector's entry with the address of the dynamic linker, which is
@@ -218,7 +218,8 @@ def library_of(context: LockContext, task: int, mm: int) -> Library | None:
 # pthread_rwlock_t (glibc 2.25 and newer): number of readers above three bits of state,
 # writers, two futexes (wrphase, which readers and the next writer wait on; writers,
 # which the other writers wait on), two members of padding, thread ID of the writer,
-# shared flag; then 16 bytes of zeros, and the preference.
+# shared flag; then 16 bytes of zeros, and the preference. Readers may also wait on the
+# number of readers.
 #
 # pthread_cond_t (glibc 2.25 and newer): two 64-bit counters, of all waiters so far and
 # of those before the first of two groups; then, up to 2.40, the number of users of the
@@ -324,10 +325,7 @@ def glibc_mutex(data: bytes, shared: bool) -> Mutex | None:
 
 
 def rwlock_start(address: int) -> int:
-    """Return the address that the rwlock of a futex would have.
-
-    Of its two futexes, only wrphase is at a multiple of 8.
-    """
+    """Return the rwlock of a futex: only wrphase is at a multiple of 8, not writers."""
     return address - (_WRITERS_OFFSET if address % 8 else _PHASE_OFFSET)
 
 
@@ -425,10 +423,7 @@ def condition(
 
 
 def _mode(offset: int, readers: int, phase: int, writers: int) -> Mode | None:
-    """Return the mode of the waiters on a futex of a rwlock; ``None`` if it has none.
-
-    :param offset: Offset of the futex in the rwlock.
-    """
+    """Return the mode of waiters on the futex at an offset; ``None`` if it has none."""
     if offset == _WRITERS_OFFSET:
         return "write" if writers & _USED else None
     if offset == _PHASE_OFFSET and phase & _USED:
@@ -477,7 +472,7 @@ THREAD_BYTES = 64
 """Maximum number of bytes in a ``struct pthread`` before its futex."""
 
 _JOINABLE = (1, 2)
-"""Values of ``detach_state``: ``DT_EXITING`` and ``DT_JOINABLE``."""
+"""Values of ``detach_state`` to wait on: ``DT_EXITING`` and ``DT_JOINABLE``."""
 
 
 class ReadWriteLock(Struct, frozen=True):
@@ -541,7 +536,7 @@ def rwlock(data: bytes, shared: bool) -> ReadWriteLock | None:
 
 def threads(before: bytes, address: int) -> list[int]:
     """
-    Return the IDs of threads whose pthread_join() of musl may wait on a futex.
+    Return the IDs of the threads that a pthread_join() of musl on a futex may wait for.
 
     :param before: Memory that ends with the futex: at most :data:`THREAD_BYTES` + 4.
     :param address: Address of the futex.

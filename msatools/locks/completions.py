@@ -136,10 +136,7 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
 def _beside(
     context: LockContext, address: int, stack: tuple[int, int] | None
 ) -> _Purpose | None:
-    """Return the work item in the structure that contains a completion.
-
-    :param stack: First address of the stack that it is on, and the one after the last.
-    """
+    """Return the work item in the structure that contains a completion."""
     try:
         work = work_beside(context).find(address, stack)
     except MissingError:

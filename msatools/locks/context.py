@@ -258,11 +258,7 @@ class BlockedTask(Struct):
         return not _without_suffixes(self.names).isdisjoint(functions)
 
     def innermost(self, without: tuple[str, ...]) -> str:
-        """Return the innermost function on the stack, without its suffix.
-
-        :param without: Prefixes of the functions to skip.
-        :return: Empty if all are skipped.
-        """
+        """Return the innermost function with none of some prefixes; empty if none."""
         names = (name.partition(".")[0] for name in self.names)
         return next((name for name in names if not name.startswith(without)), "")
 
@@ -367,10 +363,7 @@ def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
 
 
 def open_file(found: Structs, row: int, address: int, fd: int | None) -> OpenFile:
-    """Return a row of what ``Descriptors.read_files`` returned.
-
-    :param address: Address of the row's ``struct file``.
-    """
+    """Return the open file in a row of what ``Descriptors.read_files`` has read."""
     return OpenFile(
         fd=fd,
         address=address,

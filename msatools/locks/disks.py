@@ -42,8 +42,8 @@ def is_suspended(layout: Layout, mapped: int, queue: int) -> bool:
 
     Its type is private to dm_mod (dm-core.h), so the offset of its flags is computed:
     they follow two mutexes, a list head and a pointer. After them are a mutex, two
-    integers and the request queue, which has to be that of the disk. This holds for all
-    kernels from v6.1 on that were checked.
+    integers and the request queue, which has to be that of the disk. Kernels from v6.1
+    on were checked.
 
     :param mapped: Its address, ``private_data`` of the disk.
     :param queue: Address of the disk's request queue.
@@ -124,15 +124,14 @@ class Disks:
 
     @cached_property
     def _read(self) -> tuple[dict[int, Disk], dict[int, tuple[int, int, int]]]:
-        """Disks by address; and by the address of each ``struct block_device``, those
-        of its disk and its holders' kobject (``bd_holder_dir``), with its ``dev_t``
-        between them."""
+        """Disks by address; and ``bd_disk``, ``bd_dev`` and ``bd_holder_dir`` of each
+        ``struct block_device``, by its address."""
         disks: dict[int, Disk] = {}
         parts: dict[int, tuple[int, int, int]] = {}
         layout, name = self._layout, "block_device"
         try:
             # Before "block: merge struct block_device and struct hd_struct" (in v5.11)
-            # a partition has no struct block_device of its own.
+            # a partition is a struct hd_struct.
             if not layout.has("block_device", "bd_device"):
                 for each in islice(
                     ask_each(for_each_disk, layout.reader.prog), _MAX_DEVICES
@@ -296,10 +295,7 @@ _REQUEST = {
 
 
 class QueueState(Struct, frozen=True):
-    """The state of a disk's ``struct request_queue``, and its requests.
-
-    The members are those of :class:`.DiskIo`, without bios.
-    """
+    """The state of a disk's ``struct request_queue``, for :class:`.DiskIo`."""
 
     scheduler: str | None
     depth: int
@@ -413,7 +409,7 @@ class Requests:
         read = read_structs(
             self._layout.reader, "struct request", _REQUEST, wanted, self._losses
         )
-        # Leave out requests of a disk that shares the tags, or just being allocated.
+        # Others are of a disk that shares the tags, or are just being allocated.
         kept = read.readable & (read["queue"] == disk.queue)
         kept &= read["references"] != 0
         return _Found(wanted[kept], read, kept)

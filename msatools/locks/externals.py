@@ -231,7 +231,7 @@ OF_BIOS = ("deferred", "delayed")
 """Stages of bios that a stacked disk holds back."""
 
 _DEFER_TASKRUN = 1 << 13
-"""``IORING_SETUP_DEFER_TASKRUN``: only the task that submits waits, and on no queue."""
+"""``IORING_SETUP_DEFER_TASKRUN``: only the submitting task waits, on no wait queue."""
 
 
 class AsynchronousIo:
@@ -296,10 +296,7 @@ class AsynchronousIo:
         return self._layout.member(request.address, "request", "bio")
 
     def _blocks(self, bio: int) -> Iterator[int]:
-        """Yield the address of the ``struct kiocb`` of a bio and of each bio after it.
-
-        Bios that are not of direct I/O have none.
-        """
+        """Yield each ``struct kiocb`` of a bio and of the bios after it, by address."""
         layout = self._layout
         for _ in range(_MAX_BIOS):
             if bio < KERNEL_HALF:
@@ -330,7 +327,7 @@ class AsynchronousIo:
         # Where a ring has both queues (v5.10), tasks in poll() are on the second one.
         queue_of_ring = layout.offset(name, "wait", "cq_wait")
         self._add_waiters(ring + queue_of_ring, disk)
-        # Its task is on no queue: "io_uring: add IORING_SETUP_DEFER_TASKRUN" (in v6.1)
+        # Since "io_uring: add IORING_SETUP_DEFER_TASKRUN" (in v6.1)
         if layout.has(name, "submitter_task"):
             flags, task = layout.members(ring, name, "flags", "submitter_task")
             if flags & _DEFER_TASKRUN and task:
@@ -440,7 +437,7 @@ def external(
 
 
 def _super_block(context: LockContext, lock: Lock) -> int:
-    """Return the super block of the file whose page a lock is; 0 if it is none."""
+    """Return the super block of a folio's file; 0 if it has none, or *lock* is none."""
     if lock.type != "folio" or not lock.address:
         return 0
     inode = context.storage.host_of_folio(lock.address)

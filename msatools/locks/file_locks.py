@@ -242,10 +242,7 @@ def _cache(context: LockContext) -> _FileLockCache:
 
 
 def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the wait target of a task that waits for a lock on a file.
-
-    :return: ``None`` if no conflicting lock is found.
-    """
+    """Return the conflicting lock that a task waits for on a file, as wait target."""
     lock = _own_request(context, case)
     root = _cache(context).locks.root(lock) if lock else None
     if lock is None or root is None:

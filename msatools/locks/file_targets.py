@@ -142,10 +142,7 @@ def _partner(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def poll(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the wait target of a poll(), select() or epoll_wait().
-
-    It has the number of polled files, and their descriptors if there are few.
-    """
+    """Return the epoll that a task waits for, or the number of files that it polls."""
     ends = timer_ends(context, case)
     if case.is_in("ep_poll", "do_epoll_wait"):
         return WaitTarget(kind="epoll", fd=case.fd, **ends)
@@ -410,7 +407,7 @@ def as_watched(
     stack_size: int,
 ) -> list[WaitTarget | None]:
     """
-    Replace the epolls and polls of many tasks by the file that they have in common.
+    Return wait targets, with one file instead of epolls and polls of many tasks for it.
 
     A file that is no listening socket counts only for tasks that wait for nothing else:
     the others may be woken by other files.
@@ -507,7 +504,7 @@ class _Search:
     def _watched_files(
         self, tables: DescriptorTables
     ) -> Iterator[tuple[int, set[int]]]:
-        """Yield the address of each file that several epolls watch, and of these."""
+        """Yield each file that several epolls watch, and these epolls, by address."""
         files = self._low_files(tables)
         addresses = np.array([*files], np.uint64)
         context = self._context
@@ -525,7 +522,7 @@ class _Search:
                 yield file, epolls
 
     def _low_files(self, tables: DescriptorTables) -> dict[int, int]:
-        """Map addresses of files with low descriptors to such a descriptor of each."""
+        """Map the address of each file with a low descriptor to that descriptor."""
         numbers: dict[int, int] = {}
         arrays = dict(zip(tables.files.tolist(), tables.size.tolist(), strict=True))
         for array, size in arrays.items():

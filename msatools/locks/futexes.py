@@ -159,8 +159,7 @@ class Futexes:
     def chain(self, lock: int, limit: int = MAX_WAITERS) -> Iterator[Waiter]:
         """Read the waiters on the chain of a bucket.
 
-        On a running kernel the chain may change: a waiter of another bucket ends the
-        walk.
+        On a running kernel a chain may change: reading ends at another bucket's waiter.
 
         :param lock: Address of the lock of the bucket.
         :param limit: Maximum number of waiters.
@@ -236,7 +235,8 @@ class Futexes:
         """
         prog = self._reader.prog
         try:
-            # By "futex: Use runtime constants for __futex_hash() hot path" (after v7.1)
+            # This variable is new in "futex: Use runtime constants for __futex_hash()
+            # hot path" (after v7.1).
             mask = find_variable(prog, "__futex_mask").value_()
         except MissingError:
             pass
@@ -299,8 +299,8 @@ class Futexes:
     def _private_tables(self, mms: Iterable[int]) -> list[tuple[int, int]]:
         """Return address and number of buckets of each private table.
 
-        "futex: Add basic infrastructure for local task local hash" (in v6.16); the
-        pointer was moved into nested structures since.
+        They exist since "futex: Add basic infrastructure for local task local hash" (in
+        v6.16). Newer kernels have the pointer to the table in nested structures.
         """
         layout = self._layout
         names = ("futex.phash.hash", "futex.phash", "futex_phash")
@@ -412,10 +412,10 @@ def waiters_on(context: LockContext, lock: Lock) -> list[Waiter]:
 def waiters_of(
     context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find the waiters of a task, and the number of waiters of each futex.
+    """Find the ``struct futex_q`` of a task, and the number of waiters on each futex.
 
-    :return: One waiter, or those of ``futex_waitv()`` in the order of the call; empty
-        if not found. The counts are ``None`` if there are too many waiters to read.
+    :return: One, or those of ``futex_waitv()`` in the order of the call; empty if not
+        found. The counts are ``None`` if there are too many waiters to read.
     """
     if context.alone:
         return _own_futexes(context, case)
@@ -443,7 +443,7 @@ def _found_by_stack(context: LockContext) -> dict[tuple[int, int], list[Waiter]]
 def _own_futexes(
     context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find the waiters of one task without reading all tables."""
+    """Find what :func:`waiters_of` returns without reading all tables."""
     stack = case.stack
     for waiter in futexes(context).on_stack(stack.base, stack.words, case.address):
         # If not, it is left over from an earlier call, with the chain of that one.
@@ -472,7 +472,7 @@ def _is_queued(context: LockContext, waiter: Waiter) -> bool:
 
 
 def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
-    """Find the waiters of ``futex_waitv()``, an array on the heap."""
+    """Find the ``struct futex_q`` of a ``futex_waitv()``: an array on the heap."""
     count = case.arguments[1]
     if not 0 < count <= _MAX_VECTOR:
         return []

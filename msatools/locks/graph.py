@@ -152,7 +152,7 @@ def _with_implied(
     return list(known.values())
 
 
-# --- The graph of waits: edges in; cycles, roots and chains out.
+# --- The graph of waits, with its cycles, roots and chains.
 #
 # A task that waits for a lock has an edge to each owner. A node without edges of its
 # own is a root: a task that owns what others wait for, or something that is not a task,
@@ -166,7 +166,7 @@ Thing = Hashable
 
 
 class Edge(Struct, frozen=True):
-    """One task waits for another."""
+    """The wait of a task for the owner of a lock."""
 
     waiter: int
     lock: Lock
@@ -200,7 +200,7 @@ class GraphRoot(Struct, frozen=True):
     """A single task, or those of a cycle; empty for a thing."""
 
     thing: Thing | None
-    """``None`` for tasks."""
+    """What the root is if it is no task; ``None`` for tasks."""
 
     direct: tuple[int, ...]
     """Tasks that wait for the root directly, without its own tasks."""
@@ -455,10 +455,7 @@ def _shortest(
 
 
 def _components(after: Mapping[int, Sequence[int]]) -> list[frozenset[int]]:
-    """Find the strongly connected components, without recursion.
-
-    :param after: Maps each task that waits to the owners that it waits for.
-    """
+    """Find the strongly connected components of waits (task to owners)."""
     number: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

@@ -3,8 +3,8 @@
 """
 Thundering herds: many tasks that are woken together where one would have been enough.
 
-A kernel does not record all wake-ups. But one dump is enough to recognize a herd, as
-its wake-ups leave three traces in the tasks that wait on one thing:
+The kernel does not record which tasks were woken together. But one dump shows a herd,
+as its wake-ups leave three traces in the tasks that wait on one thing:
 
 - They went to sleep within a short time, however long ago. Each needs a turn on a CPU,
   and usually a lock, before it sleeps again. So the time allowed is :data:`TURN_NS` for
@@ -293,10 +293,7 @@ class _Crowd:
         return any(map(self._together_in, self._watched.again(self._all)))
 
     def _are_woken(self) -> bool:
-        """Return whether the threads are woken so often that a round may be under way.
-
-        A round is one wake-up of all of them.
-        """
+        """Return whether a round (a wake-up of all threads) may be under way now."""
         if self._watched.slept is not None:
             return bool(np.median(self._watched.slept[self._all]))
         return float(np.median(self._now.age_ns[self._all])) < _RECENT_NS
@@ -355,7 +352,7 @@ class _Crowd:
         wakes[self._all] = False
         found = np.flatnonzero(wakes)
         if not len(found):
-            # The usual case. With many crowds, the search of all processes is too slow.
+            # The usual case: save the search of all threads, as crowds may be many.
             return None
         own = np.isin(tasks["tgid"], distinct(tasks["tgid"][self._all]))
         # The waker of a futex is a thread of the same process.
@@ -375,7 +372,7 @@ class _Crowd:
 
 
 def _name_of(on: WaitTarget) -> str | None:
-    """Return the name of a futex, or the type and local address of a socket."""
+    """Return what a futex is a part of, or the type and local address of a socket."""
     if on.kind == "socket":
         return " ".join(filter(None, (on.type, on.local))) or None
     return on.name if on.kind == "futex" else None

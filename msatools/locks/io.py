@@ -253,7 +253,7 @@ class InFlightIo:
         return max(0, reads), max(0, writes)
 
     def _no_completion_ns(self, disk: Disk) -> int | None:
-        """Return the minimum time since a disk's last completion, in ns."""
+        """Return a lower bound, in ns, of the time since a disk's last completion."""
         context = self._context
         jiffies, now = all_requests(context).jiffies, context.monotonic_ns
         if jiffies is None or now is None or disk.part0 < KERNEL_HALF:
@@ -596,7 +596,7 @@ class BlockWaitQueues:
             if control < KERNEL_HALF:
                 break
             kind, following = layout.members(control, "rq_qos", "id", "next")
-            # RQ_QOS_WBT is the first of enum rq_qos_id.
+            # RQ_QOS_WBT is 0, the first of enum rq_qos_id.
             if kind == 0:
                 start = control - offset
                 found.append((start, start + size, disk))

@@ -221,7 +221,7 @@ RWSEM = ListLock(
 
 
 def _semaphore_last_owner(layout: Layout, lock: int) -> int | None:
-    # By "hung_task: show the blocker task if the task is hung on semaphore" (in v6.16)
+    # Since "hung_task: show the blocker task if the task is hung on semaphore" (v6.16)
     if layout.has("semaphore", "last_holder"):
         return layout.member(lock, "semaphore", "last_holder") or None
     return None
@@ -354,7 +354,7 @@ class RtMutexes:
         self._losses = losses
         # "locking/rtmutex: Split out the inner parts of 'struct rtmutex'" (in v5.15)
         self._type = "rt_mutex_base" if _has_base(layout) else "rt_mutex"
-        # "locking/rtmutex: Fix task->pi_waiters integrity" (in v6.5)
+        # Nested since "locking/rtmutex: Fix task->pi_waiters integrity" (in v6.5)
         self._node = layout.offset("rt_mutex_waiter", "tree.entry", "tree_entry")
         self._task = layout.offset("rt_mutex_waiter", "task")
         self._lock = layout.offset("rt_mutex_waiter", "lock")
@@ -475,7 +475,7 @@ class KernelLocks:
         """Nodes of long rings whose lock was not found."""
 
         self.queues: dict[tuple[LockTypeName, int], list[QueuedWaiter] | None] = {}
-        """Maps the type and address of a lock to its waiters."""
+        """Maps type and address of a lock to its waiters: see :meth:`queue`."""
 
         self._queued_tasks: dict[tuple[LockTypeName, int], frozenset[int]] = {}
         self._rt_mutexes: dict[int, RtMutex] = {}
@@ -592,8 +592,8 @@ class KernelLocks:
                 return self._locks[entry.node]
             if entry.node in self._without_lock:
                 continue
-            # A node that points at itself is on no list. Where the list head is in the
-            # waiters' ring, no waiter does that.
+            # A node that points at itself is on no list, or the only waiter if the ring
+            # has no list head.
             if on_ring and entry.next == entry.node:
                 continue
             ring = self._follow(entry.node, shape, limit, entry)
