@@ -292,7 +292,7 @@ class Rwlock(Struct, frozen=True):
 
 def glibc_mutex(data: bytes, shared: bool) -> Mutex | None:
     """
-    Decode a mutex; ``None`` if it is none, has no owner, or has a priority protocol.
+    Decode a mutex; ``None`` if it is no mutex, or has no owner or a priority protocol.
 
     :param data: :data:`MUTEX_BYTES` from its futex on.
     :param shared: Whether the futex's key lets other processes use it.
@@ -325,13 +325,13 @@ def glibc_mutex(data: bytes, shared: bool) -> Mutex | None:
 
 
 def rwlock_start(address: int) -> int:
-    """Return the rwlock of a futex: only wrphase is at a multiple of 8, not writers."""
+    """Return the address that the rwlock of a futex, wrphase or writers, would have."""
     return address - (_WRITERS_OFFSET if address % 8 else _PHASE_OFFSET)
 
 
 def glibc_rwlock(data: bytes, offset: int, shared: bool) -> Rwlock | None:
     """
-    Decode a rwlock; ``None`` if it is none, or its owner is just changing.
+    Decode a rwlock; ``None`` if it is no rwlock, or its owner is just changing.
 
     :param data: :data:`RWLOCK_BYTES` from its start on.
     :param offset: Offset in the rwlock of the futex that tasks wait on.
@@ -488,7 +488,7 @@ class ReadWriteLock(Struct, frozen=True):
 
 def mutex(data: bytes, shared: bool) -> Mutex | None:
     """
-    Decode a mutex of musl; ``None`` if it is none, or records no owner.
+    Decode a mutex of musl; ``None`` if it is no mutex, or records no owner.
 
     :param data: :data:`MUTEX_BYTES` from its start on.
     :param shared: Whether the futex's key lets other processes use it.
@@ -518,7 +518,7 @@ def is_unrecorded(data: bytes, shared: bool) -> bool:
 
 def rwlock(data: bytes, shared: bool) -> ReadWriteLock | None:
     """
-    Decode a rwlock of musl; ``None`` if it is none, or no task waits for it.
+    Decode a rwlock of musl; ``None`` if it is no rwlock, or no task waits for it.
 
     :param data: :data:`RWLOCK_BYTES` from its start on.
     :param shared: Whether the futex's key lets other processes use it.

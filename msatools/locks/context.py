@@ -258,7 +258,8 @@ class BlockedTask(Struct):
         return not _without_suffixes(self.names).isdisjoint(functions)
 
     def innermost(self, without: tuple[str, ...]) -> str:
-        """Return the innermost function with none of some prefixes; empty if none."""
+        """Return the innermost function that begins with none of the words *without*;
+        empty if there is none."""
         names = (name.partition(".")[0] for name in self.names)
         return next((name for name in names if not name.startswith(without)), "")
 

@@ -409,7 +409,7 @@ class Requests:
         read = read_structs(
             self._layout.reader, "struct request", _REQUEST, wanted, self._losses
         )
-        # Others are of a disk that shares the tags, or are just being allocated.
+        # Other requests are of a disk that shares the tags, or just being allocated.
         kept = read.readable & (read["queue"] == disk.queue)
         kept &= read["references"] != 0
         return _Found(wanted[kept], read, kept)

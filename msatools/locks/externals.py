@@ -437,7 +437,7 @@ def external(
 
 
 def _super_block(context: LockContext, lock: Lock) -> int:
-    """Return the super block of a folio's file; 0 if it has none, or *lock* is none."""
+    """Return the super block of a locked folio's file; 0 if there is no such file."""
     if lock.type != "folio" or not lock.address:
         return 0
     inode = context.storage.host_of_folio(lock.address)

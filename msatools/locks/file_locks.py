@@ -242,7 +242,7 @@ def _cache(context: LockContext) -> _FileLockCache:
 
 
 def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the conflicting lock that a task waits for on a file, as wait target."""
+    """Return the lock on a file that a task waits for, as a wait target."""
     lock = _own_request(context, case)
     root = _cache(context).locks.root(lock) if lock else None
     if lock is None or root is None:

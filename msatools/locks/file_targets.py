@@ -407,7 +407,9 @@ def as_watched(
     stack_size: int,
 ) -> list[WaitTarget | None]:
     """
-    Return wait targets, with one file instead of epolls and polls of many tasks for it.
+    Return the wait targets, with a file in place of the epolls and polls that watch it.
+
+    Only a file that many tasks wait for replaces their targets.
 
     A file that is no listening socket counts only for tasks that wait for nothing else:
     the others may be woken by other files.

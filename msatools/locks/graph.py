@@ -162,7 +162,7 @@ def _with_implied(
 
 
 Thing = Hashable
-"""Something other than a task that tasks wait for, as a lock with no known owner."""
+"""Something that tasks wait for, but no task: also a lock with no known owner."""
 
 
 class Edge(Struct, frozen=True):
@@ -455,7 +455,10 @@ def _shortest(
 
 
 def _components(after: Mapping[int, Sequence[int]]) -> list[frozenset[int]]:
-    """Find the strongly connected components of waits (task to owners)."""
+    """Find the strongly connected components, without recursion.
+
+    :param after: Maps each task that waits to the owners.
+    """
     number: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
