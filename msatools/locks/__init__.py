@@ -2,8 +2,8 @@
 
 """Locks, files and other tasks that tasks wait on, and their owners: msa-locks.
 
-``locks`` collects a ``report``. ``lock_types`` is the table of all types, each in a
-file of its kind: ``kernel_locks``, ``user_locks``, ``file_locks``, ``completions``.
+``locks`` collects a ``report``. ``lock_types`` is the table of all lock types, which
+``kernel_locks``, ``user_locks``, ``file_locks``, ``completions`` and others define.
 ``ownership`` finds owners, ``graph`` roots and cycles.
 """
 

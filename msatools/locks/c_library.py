@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The C library in which a thread waits, and its locks: 64-bit glibc and musl."""
+"""The C library in which a thread waits, and its locks: 64-bit glibc and musl.
+
+``user_locks`` uses both to find the owners of futexes.
+"""
 
 import struct
 from collections.abc import Mapping
@@ -22,17 +25,16 @@ from msatools.tasks.unwind import stack_bytes
 
 # --- The C library in which a thread waits on a futex.
 #
-# What lies at a futex is a lock of a C library only if that library waits on it. Other
-# runtimes (Go, Rust, Abseil, Java) have locks of their own, and their bytes may look
-# like those of another. So the code that made the system call decides:
+# The memory at a futex is a lock of a C library only if that library waits on it: other
+# runtimes (Go, Rust, Abseil, Java) have locks of their own, whose bytes may look the
+# same. So the code that made the system call decides. It has to be:
 #
-# - It is in the C library that the program has loaded, but not in its syscall(), by
-#   which other libraries call the kernel.
-# - It is in a program without a dynamic linker, and the function is one of those in
-#   which a C library waits; or, without its name, the thread's control block is that of
-#   glibc.
+# - in the C library that the program has loaded, but not in its syscall(), through
+#   which other libraries call the kernel; or
+# - in a program without a dynamic linker, in a function whose name begins as in _WAITS.
+#   If the function's name is unknown, the thread's control block has to be glibc's.
 #
-# If neither the function's name nor its code is known, that cannot be told.
+# If neither the function's name nor its code is known, the library is unknown.
 
 
 Library = Literal["glibc", "musl"]
@@ -47,60 +49,61 @@ _CALLS_FOR_OTHERS_CODE: Mapping[drgn.Architecture, bytes] = {
         "010000d4"
     ),
 }
-"""Its code in glibc, up to the instruction that enters the kernel
-(sysdeps/unix/sysv/linux/x86_64/syscall.S, aarch64/syscall.S): its name need not be in
+"""Code of glibc's syscall() up to and including the instruction that enters the kernel
+(sysdeps/unix/sysv/linux/x86_64/syscall.S, aarch64/syscall.S), as its name may not be in
 memory."""
 
 _GLIBC = ("libc.so.6", "libc-2.", "libpthread.so.0", "libpthread-2.")
-"""How names of its files begin: there is one file since 2.34, and a version in the name
-before."""
+"""Prefixes of the names of glibc's files. Before 2.34, threads have a file of their own
+(libpthread), and names have the version."""
 
 _WAITS: dict[Library, tuple[str, ...]] = {
     "glibc": ("__lll_", "__futex_", "__pthread_", "pthread_", "__new_sem_"),
     "musl": ("__timedwait", "__wait", "__syscall_cp", "__cp_", "sccp"),
 }
-"""How names of the functions begin that call the kernel to wait."""
+"""Prefixes of the names of each library's functions that call the kernel to wait."""
 
 _BLOCK = struct.Struct("<I12xQq")
-"""The part of glibc's control block around the list of robust mutexes, which glibc
-registers with the kernel for each thread (nptl/descr.h): the thread ID; the list, which
-begins with a pointer to the first mutex, or to itself; and the offset from a pointer of
-the list to the lock of its mutex."""
+"""A part of glibc's control block of a thread (``struct pthread``, nptl/descr.h): the
+thread ID; then the list of robust mutexes that glibc registers with the kernel, that is
+a pointer to the first mutex or to the list itself, and the offset from such a pointer
+to the mutex's lock."""
 
 _ROBUST_LIST = ("futex.robust_list", "robust_list")
-"""Where a task has its address: in a structure of its own in 7.3, and before."""
+"""Names of the ``task_struct`` member that points at the list of robust mutexes: in
+7.3, where it is in a structure of its own, and before."""
 
 _LIST, _TO_LOCK = 16, -32
-"""Offset of that list from the thread ID; and that offset, which musl has otherwise."""
+"""For glibc: bytes from the thread ID to the list of robust mutexes, and from a pointer
+in that list to the mutex's lock. The second one differs in musl."""
 
 _PAIR = struct.Struct("<QQ")
 _AUXV_BYTES = 320
-"""Bytes of ``mm_struct.saved_auxv`` that any kernel has."""
+"""Number of bytes of ``mm_struct.saved_auxv`` to read, which any kernel has."""
 
 _AT_BASE = 7
-"""The entry with the address of the dynamic linker: 0 if the program has none."""
+"""Type of the auxiliary vector's entry with the address of the dynamic linker, which is
+0 if the program has none."""
 
 
 class _CLibraries:
-    """The C libraries of the threads that wait on futexes; each place is asked once."""
+    """Finds the C libraries of the threads that wait on futexes; keeps the results."""
 
     def __init__(self, context: LockContext) -> None:
         self._context = context
         self._stacks = user_stacks(context)
         self._places: dict[int, int | None] = {}
-        """Maps a thread to the address in its code from which it called the kernel."""
+        """Maps the address of a ``struct task_struct`` to the address in user code from
+        which it called the kernel; ``None`` if unknown."""
 
         platform = context.reader.prog.platform
         arch = None if platform is None else platform.arch
         self._others_code = _CALLS_FOR_OTHERS_CODE.get(arch) if arch else None
         self._known: dict[tuple[int, int], Library | None] = {}
-        """By address space and that address."""
+        """Maps a ``struct mm_struct`` and such a code address to the library."""
 
     def of_wait(self, task: int, mm: int) -> Library | None:
-        """Return the library that waits.
-
-        :raises UNREADABLE: if a structure on the way to it is damaged
-        """
+        """Return the C library in which a task waits: see :func:`library_of`."""
         place = self._place(task)
         if place is None:
             return None
@@ -140,13 +143,13 @@ class _CLibraries:
         instructions = self._stacks.read(mm, place - size, size) if size else None
         if instructions is not None and instructions == self._others_code:
             return None
-        # Without symbols it may be that function.
+        # If the file's symbols are unknown, a function without a name may be syscall().
         is_named = frame.function is not None or self._stacks.has_symbols(code)
         path = self._context.path_of_file(code.file) or ""
         name = path.rpartition("/")[2]
         if name.startswith(_GLIBC):
             return "glibc" if is_named or instructions else None
-        # The file of musl is also its dynamic linker. Android's libc is not it.
+        # musl's file is also its dynamic linker. Android's libc.so is bionic, not musl.
         if name.startswith("ld-musl-") or (name == "libc.so" and "bionic" not in path):
             return "musl" if is_named else None
         if not self._is_static(mm):
@@ -163,13 +166,16 @@ class _CLibraries:
         return entries.get(_AT_BASE) == 0
 
     def _by_control_block(self, task: int, mm: int) -> Library | None:
+        """Return glibc if a thread's control block is glibc's, otherwise ``None``.
+
+        musl is not found this way: without names, its waits look like its syscall().
+        """
         layout = self._context.layout
         if not layout.has("task_struct", *_ROBUST_LIST):
             return None
         robust = layout.member(task, "task_struct", *_ROBUST_LIST)
         start = robust - _LIST
         data = self._stacks.read(mm, start, _BLOCK.size) if start > 0 else None
-        # Of musl's waits its syscall() could not be told, without names.
         if data is None:
             return None
         tid, first, to_lock = _BLOCK.unpack(data)
@@ -196,8 +202,8 @@ def library_of(context: LockContext, task: int, mm: int) -> Library | None:
 
     :param task: Address of its ``struct task_struct``.
     :param mm: Address of its ``struct mm_struct``.
-    :return: ``None`` if it waits in no known C library, or that cannot be told.
-    :raises UNREADABLE: if a structure on the way to it is damaged
+    :return: ``None`` if the thread waits in no known C library, or that is unknown.
+    :raises UNREADABLE: if a structure that leads to the library is damaged
     """
     return _libraries(context).of_wait(task, mm)
 
@@ -212,18 +218,19 @@ def library_of(context: LockContext, task: int, mm: int) -> Library | None:
 # pthread_rwlock_t (glibc 2.25 and newer): number of readers above three bits of state,
 # writers, two futexes (wrphase, which readers and the next writer wait on; writers,
 # which the other writers wait on), two members of padding, thread ID of the writer,
-# shared flag; then 16 bytes of zeros, and the preference.
+# shared flag; then 16 bytes of zeros, and the preference. Readers may also wait on the
+# number of readers.
 #
 # pthread_cond_t (glibc 2.25 and newer): two 64-bit counters, of all waiters so far and
 # of those before the first of two groups; then, up to 2.40, the number of users of the
 # futex of each group; the number of remaining waiters of each group; the original size
 # of the first group; the number of all current waiters; and the futex of each group.
-# Each waiter waits on one of these. "nptl: Remove g_refs from condition variables" (in
-# 2.41) removed the users, so the futexes are 8 bytes closer to the start, and 8 bytes
-# of zeros are at the end.
+# Each waiter waits on one of the two futexes. "nptl: Remove g_refs from condition
+# variables" (in 2.41) removed the users, so the futexes are 8 bytes closer to the
+# start, and 8 bytes of zeros are at the end.
 #
-# Other programs may use a futex in any way. So a lock is reported only if all of its
-# members are consistent. Otherwise its owner could be any other number.
+# A program may use the memory at a futex for anything. So a lock is reported only if
+# all of its members are consistent: otherwise any number would pass for its owner.
 
 
 MUTEX_BYTES = 40
@@ -285,14 +292,14 @@ class Rwlock(Struct, frozen=True):
 
 def glibc_mutex(data: bytes, shared: bool) -> Mutex | None:
     """
-    Decode a mutex; ``None`` if it is not a mutex, or has no owner.
+    Decode a mutex; ``None`` if it is no mutex, or has no owner or a priority protocol.
 
     :param data: :data:`MUTEX_BYTES` from its futex on.
-    :param shared: Whether other processes may use the futex, by its key.
+    :param shared: Whether the futex's key lets other processes use it.
     """
     lock, count, owner, users, kind, _, before, after = _MUTEX.unpack(data)
-    # Waiters on robust mutexes use shared keys: the kernel has to wake them when the
-    # owner dies, and assumes such keys.
+    # Waiters on robust mutexes have shared keys, as the kernel uses such keys when it
+    # wakes them after the owner's death.
     if kind > _KINDS or shared != bool(kind & (_NPTL_SHARED | _NPTL_ROBUST)):
         return None
     # The futex of PTHREAD_PRIO_INHERIT is a PI futex, not handled here. The lock of
@@ -318,17 +325,17 @@ def glibc_mutex(data: bytes, shared: bool) -> Mutex | None:
 
 
 def rwlock_start(address: int) -> int:
-    """Return the address of the rwlock that has a futex as one of its two futexes."""
+    """Return the address that the rwlock of a futex, wrphase or writers, would have."""
     return address - (_WRITERS_OFFSET if address % 8 else _PHASE_OFFSET)
 
 
 def glibc_rwlock(data: bytes, offset: int, shared: bool) -> Rwlock | None:
     """
-    Decode a rwlock; ``None`` if it is not a rwlock, or just changes its owner.
+    Decode a rwlock; ``None`` if it is no rwlock, or its owner is just changing.
 
     :param data: :data:`RWLOCK_BYTES` from its start on.
-    :param offset: Offset of the futex that is waited on.
-    :param shared: Whether other processes may use the futex, by its key.
+    :param offset: Offset in the rwlock of the futex that tasks wait on.
+    :param shared: Whether the futex's key lets other processes use it.
     """
     values = _NPTL_RWLOCK.unpack(data)
     readers, _, phase, writers, pad1, pad2, writer, is_shared, *zeros, prefers, end = (
@@ -352,7 +359,7 @@ def glibc_rwlock(data: bytes, offset: int, shared: bool) -> Rwlock | None:
 
 
 def condition_starts(address: int) -> tuple[int, int]:
-    """Return the address that the condition variable of a futex would have.
+    """Return the two addresses that the condition variable of a futex may have.
 
     :return: In the layout up to glibc 2.40, and in that since 2.41.
     """
@@ -364,26 +371,28 @@ def condition(
     data: bytes, newer: bool, waiters: tuple[int, int], shared: bool | None
 ) -> bool:
     """
-    Return whether data is that of a condition variable that tasks wait on.
+    Return whether *data* may be a condition variable that tasks wait on.
 
     It has no magic number, so all of its members have to be consistent:
 
     - The first group starts and ends before the sequence number of the next waiter. A
-      group has at most 2 to the power of 29 sequence numbers; then all are woken.
+      group has at most 2 to the power of 29 sequence numbers: all waiters of a full
+      group are woken.
     - The number of current waiters is at most that of all waiters so far, and at least
-      that of queued tasks. Up to 2.40 the latter holds for each group, too, and the
-      users of both groups together are not more than the current waiters.
+      that of queued tasks. Up to 2.40, each group has at least as many users as its
+      futex has queued tasks, and both together at most as many as current waiters.
     - The first group has at most as many remaining waiters as its original size. The
       second group is not counted yet; its size is 0, less the waiters that gave up.
       While the internal lock is taken, sizes may be inconsistent.
-    - The shared flag is that of its futexes.
-    - Since 2.41: the last 8 bytes are zeros.
+    - The shared flag agrees with the keys of its futexes.
+    - Up to 2.40: bit 0 of both counters is the same. Since 2.41: the last 8 bytes are
+      zeros.
 
     :param data: :data:`CONDITION_BYTES` from its start on.
     :param newer: Whether to decode the layout since 2.41.
-    :param waiters: Number of tasks that are queued on each futex, or about to leave it.
-    :param shared: Whether other processes may use the futexes, by their keys; ``None``
-        if unknown.
+    :param waiters: Number of tasks that are queued on each of the two futexes, or 0.
+    :param shared: Whether the futexes' keys let other processes use them; ``None`` if
+        unknown.
     """
     values: tuple[int, ...] = _CONDITION.unpack(data)
     sequence, start, *words = values
@@ -414,7 +423,7 @@ def condition(
 
 
 def _mode(offset: int, readers: int, phase: int, writers: int) -> Mode | None:
-    """Return the mode of waiters at an offset; ``None`` if nobody can wait there."""
+    """Return the mode of waiters on the futex at an offset; ``None`` if it has none."""
     if offset == _WRITERS_OFFSET:
         return "write" if writers & _USED else None
     if offset == _PHASE_OFFSET and phase & _USED:
@@ -429,19 +438,20 @@ def _mode(offset: int, readers: int, phase: int, writers: int) -> Mode | None:
 #
 # pthread_mutex_t (src/internal/pthread_impl.h, _m_*): type, lock, number of waiters,
 # two members unused, count, and two pointers that link the mutexes of their owner. Its
-# futex is the lock: the thread ID of its owner, or for a mutex of the usual type only
-# EBUSY, with FUTEX_WAITERS.
+# futex is the lock: the thread ID of its owner, or only EBUSY for a mutex of the
+# default type, in both cases with FUTEX_WAITERS.
 #
 # pthread_rwlock_t (_rw_*): lock, number of waiters, shared flag; then zeros. Its futex
-# is the lock: the number of readers, or all bits but the highest for a writer, who is
-# not recorded.
+# is the lock: the number of readers, or 0x7fffffff if a writer has it; the writer's ID
+# is not recorded. The highest bit is set if tasks wait.
 #
-# Waiters on a condition variable each wait on their own stack. pthread_join() waits on
-# detach_state in the struct pthread of the thread, which begins with its own address.
+# Each waiter on a condition variable waits on a futex on its own stack. pthread_join()
+# waits on detach_state of the other thread's struct pthread, which begins with the
+# address of that structure itself.
 
 
 MUTEX_FUTEX = 4
-"""Offset of its futex in a mutex."""
+"""Offset of the futex in a mutex of musl."""
 
 UNRECORDED = "a mutex of musl: of this type it does not record its owner"
 _MUSL_RWLOCK = struct.Struct("<14I")
@@ -455,32 +465,33 @@ _MUSL_WAITERS, _MUSL_TID = 1 << 31, (1 << 30) - 1
 _MUSL_WRITER = 0x7FFF_FFFF
 
 _THREADS = ((56, 48), (64, 56), (40, 32))
-"""Offsets of ``detach_state`` and ``tid`` in a ``struct pthread``: since 1.2.2, before,
-and on arm64, where other members come last."""
+"""Offsets of ``detach_state`` and ``tid`` in a ``struct pthread``: in musl 1.2.2 and
+newer, in older ones, and on arm64, which has dtv and canary at the end instead."""
 
 THREAD_BYTES = 64
-"""The most bytes of one that come before its futex."""
+"""Maximum number of bytes in a ``struct pthread`` before its futex."""
 
 _JOINABLE = (1, 2)
-"""``DT_EXITING`` and ``DT_JOINABLE``."""
+"""Values of ``detach_state`` to wait on: ``DT_EXITING`` and ``DT_JOINABLE``."""
 
 
 class ReadWriteLock(Struct, frozen=True):
-    """A ``pthread_rwlock_t`` that is taken."""
+    """A ``pthread_rwlock_t`` of musl that is taken."""
 
     readers: int
     """Number of readers; 0 if a writer has it."""
 
     mode: Mode | None
-    """Mode of the waiters: readers wait for a writer alone."""
+    """Mode of the waiters: ``write`` if readers have the lock, as only writers wait for
+    them; ``None`` if a writer has it, as any may wait."""
 
 
 def mutex(data: bytes, shared: bool) -> Mutex | None:
     """
-    Decode a mutex; ``None`` if it is not a mutex, or records no owner.
+    Decode a mutex of musl; ``None`` if it is no mutex, or records no owner.
 
     :param data: :data:`MUTEX_BYTES` from its start on.
-    :param shared: Whether other processes may use the futex, by its key.
+    :param shared: Whether the futex's key lets other processes use it.
     """
     type_, lock, waiters, *_, before, after = _MUTEX.unpack(data)
     if not _is_mutex(type_, lock, waiters, shared) or not _records_owner(type_):
@@ -495,7 +506,7 @@ def mutex(data: bytes, shared: bool) -> Mutex | None:
 
 
 def is_unrecorded(data: bytes, shared: bool) -> bool:
-    """Return whether data is that of a mutex that is taken and records no owner.
+    """Return whether *data* is a mutex of musl that is taken and records no owner.
 
     The parameters are those of :func:`mutex`.
     """
@@ -507,10 +518,10 @@ def is_unrecorded(data: bytes, shared: bool) -> bool:
 
 def rwlock(data: bytes, shared: bool) -> ReadWriteLock | None:
     """
-    Decode a rwlock; ``None`` if it is not a rwlock that is taken.
+    Decode a rwlock of musl; ``None`` if it is no rwlock, or no task waits for it.
 
     :param data: :data:`RWLOCK_BYTES` from its start on.
-    :param shared: Whether other processes may use the futex, by its key.
+    :param shared: Whether the futex's key lets other processes use it.
     """
     lock, waiters, is_shared, *zeros = _MUSL_RWLOCK.unpack(data)
     if any(zeros) or is_shared != (_MUSL_SHARED if shared else 0):
@@ -525,10 +536,11 @@ def rwlock(data: bytes, shared: bool) -> ReadWriteLock | None:
 
 def threads(before: bytes, address: int) -> list[int]:
     """
-    Return the IDs of the threads whose exit may be waited for.
+    Return the IDs of the threads that a pthread_join() of musl on a futex may wait for.
 
-    :param before: Memory that ends with the futex.
+    :param before: Memory that ends with the futex: at most :data:`THREAD_BYTES` + 4.
     :param address: Address of the futex.
+    :return: IDs in the process's PID namespace; at most one for each known layout.
     """
     if not before or U32.unpack_from(before, len(before) - 4)[0] not in _JOINABLE:
         return []

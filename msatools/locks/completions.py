@@ -30,7 +30,7 @@ from msatools.locks.workers import Delay, kernel_threads, work_pools
 from msatools.program.linear import KERNEL_HALF
 
 _HOTPLUG_BYTES = 1024
-"""More than a ``struct cpuhp_cpu_state`` has."""
+"""More bytes than a ``struct cpuhp_cpu_state`` has."""
 
 _MAX_CHILDREN = 4096
 _UNNAMED = "of unknown name"
@@ -45,14 +45,14 @@ class _Purpose(Struct, frozen=True):
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Return the ``struct completion`` that a task waits for.
+    Return the ``struct completion`` that a task waits for; ``None`` if not found.
 
     :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
     if not is_completion(case) or not is_event(context, case):
         return None
     if not context.layout.has("completion", "wait.task_list"):
-        # "completion: Use simple wait queues" (in v5.7): before, it was a wait queue.
+        # Before "completion: Use simple wait queues" (in v5.7) it had a wait queue.
         return None
     simple_queue = wait_queues(context).simple(case.stack)
     if simple_queue is None:
@@ -62,7 +62,7 @@ def request(context: LockContext, case: BlockedTask) -> Request | None:
 
 
 def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    """Return the waiters for a completion, in order."""
+    """Return the waiters for a completion, in order; ``None`` if not readable."""
     offset = context.layout.offset("completion", "wait.task_list")
     simple_queue = wait_queues(context).of_simple_head((lock.address or 0) + offset)
     if simple_queue is None or simple_queue.waiters is None:
@@ -77,7 +77,7 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Describe in a few words what a task waits for; ``None`` if unknown."""
+    """Describe in a few words what will complete a completion; ``None`` if unknown."""
     purpose = _purpose(context, request.lock)
     if purpose is not None:
         return purpose.what
@@ -136,7 +136,7 @@ def _find_purpose(context: LockContext, lock: Lock) -> _Purpose | None:
 def _beside(
     context: LockContext, address: int, stack: tuple[int, int] | None
 ) -> _Purpose | None:
-    """Return the work item in the structure of the completion."""
+    """Return the work item in the structure that contains a completion."""
     try:
         work = work_beside(context).find(address, stack)
     except MissingError:
@@ -156,16 +156,15 @@ def _beside(
 
 
 def _grace_period(context: LockContext, task: int, address: int) -> _Purpose | None:
-    """Return who holds up the grace period of RCU that a task waits for."""
+    """Return the tasks that hold up the RCU grace period that a task waits for."""
     found = awaited_grace_period(context, address)
     return None if found is None else _Purpose(*found)
 
 
 def _move(context: LockContext, task: int, address: int) -> _Purpose | None:
-    """Return the task that is to leave its CPU, for whom else set its affinity.
+    """Return the task that has to leave its CPU after another one set its affinity.
 
-    kernel/sched/core.c, affine_move_task(): it cannot leave while it has migration
-    disabled.
+    kernel/sched/core.c, affine_move_task(): a task that has migration disabled stays.
     """
     done = context.layout.offset("set_affinity_pending", "done")
     mover = _migrations(context).get(address - done)
@@ -193,7 +192,7 @@ def _migrations(context: LockContext) -> dict[int, int]:
 
 
 def _hotplug(context: LockContext, address: int) -> _Purpose | None:
-    """Return the thread that takes its CPU on- or offline (kernel/cpu.c)."""
+    """Return the hotplug thread that takes its CPU on- or offline (kernel/cpu.c)."""
     for cpu, state in _hotplug_states(context).items():
         if state <= address < state + _HOTPLUG_BYTES:
             try:
@@ -208,7 +207,7 @@ def _hotplug(context: LockContext, address: int) -> _Purpose | None:
 
 
 def _callbacks(context: LockContext, address: int) -> _Purpose | None:
-    """Return the threads that are to make the callbacks rcu_barrier() waits for."""
+    """Return the threads that have to invoke the callbacks rcu_barrier() waits for."""
     try:
         found = awaited_callbacks(context, address)
     except MissingError:
@@ -244,7 +243,7 @@ def _thread(context: LockContext, address: int) -> _Purpose | None:
 
 
 def _child(context: LockContext, waiter: int, address: int) -> _Purpose | None:
-    """Return the vforked child that has to execute a program, or to exit."""
+    """Return the child of vfork() that has to call execve() or to exit."""
     child = vforked(context, waiter, lambda done: done == address)
     if child is None:
         return None
@@ -256,10 +255,10 @@ def vforked(
     context: LockContext, parent: int, is_awaited: Callable[[int], bool]
 ) -> int | None:
     """
-    Find the vforked child that a task waits for.
+    Find the child of vfork() that a task waits for.
 
-    :param is_awaited: Whether the task waits for the completion at an address, to which
-        the child points.
+    :param is_awaited: Returns whether the task waits for the completion at an address;
+        it is called with each child's ``vfork_done``.
     :return: Address of the child's ``struct task_struct``; ``None`` if not found.
     :raises drgn.FaultError: if a child cannot be read
     """
@@ -275,7 +274,7 @@ def vforked(
 
 
 def _work(context: LockContext, waiter: int, address: int) -> _Purpose | None:
-    """Return the work item that a barrier waits for: flush_work() and the like."""
+    """Return the work item that flush_work() or the like waits for with a barrier."""
     if not context.layout.has("wq_barrier", "done"):
         return None
     barrier = address - context.layout.offset("wq_barrier", "done")
@@ -293,14 +292,14 @@ def _work(context: LockContext, waiter: int, address: int) -> _Purpose | None:
 
 
 def _not_begun(name: str, delay: Delay | None) -> _Purpose:
-    """Return a work item that no worker has begun."""
+    """Return the purpose of a completion for a work item that no worker has begun."""
     if delay is None:
         return _Purpose(f"work {name}, not begun")
     return _Purpose(f"work {name}, not begun: {delay.text}", delay.holders)
 
 
 def _workqueue(context: LockContext, waiter: int, address: int) -> _Purpose | None:
-    """Return the workqueue that is flushed: flush_workqueue()."""
+    """Return the workqueue that flush_workqueue() waits for, and its busy workers."""
     if not context.layout.has("wq_flusher", "done"):
         return None
     flusher = address - context.layout.offset("wq_flusher", "done")
@@ -317,7 +316,8 @@ def _named(work: Work) -> str:
 
 
 def _thread_work(context: LockContext, waiter: int, address: int) -> _Purpose | None:
-    """Return the kthread_worker that is flushed: kthread_flush_work() and the like."""
+    """Return the thread of the kthread_worker that kthread_flush_work() or the like
+    waits for."""
     if not context.layout.has("kthread_flush_work", "done"):
         return None
     flush = address - context.layout.offset("kthread_flush_work", "done")
@@ -333,7 +333,7 @@ def _thread_work(context: LockContext, waiter: int, address: int) -> _Purpose | 
 
 
 def _creation(context: LockContext, waiter: int, address: int) -> _Purpose | None:
-    """Return kthreadd if it has to create a kernel thread."""
+    """Return kthreadd if a task waits until it has created a kernel thread."""
     maker = kernel_threads(context).maker
     requests = context.layout.symbol("kthread_create_list")
     if maker is None or requests is None:

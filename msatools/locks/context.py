@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The context of a snapshot: its tasks with their stacks, and readers that are shared.
+"""The context of a snapshot: its tasks with their stacks, and shared readers.
 
-A lock type is described by a :class:`LockType`; :mod:`msatools.locks.lock_types` has
-all.
+A :class:`LockType` describes a lock type; :mod:`msatools.locks.lock_types` lists them.
 """
 
 import stat
@@ -68,7 +67,7 @@ class LockContext:
         self.tasks = tasks
         self.losses = losses
         self.alone = alone
-        """Whether only a few tasks are examined, so few others may be read for them."""
+        """Whether few tasks are examined: then few others may be read for them."""
 
         self.live = layout.reader.is_live
         """Whether the kernel runs, and may change between two reads."""
@@ -80,7 +79,8 @@ class LockContext:
         self.descriptors = Descriptors(self.reader, losses)
         self.paths = Paths(self.reader, losses)
         self.endpoints: dict[int, Endpoints | None] = {}
-        """Maps the address of a ``struct socket`` to its endpoints."""
+        """Maps the address of a ``struct socket`` to its endpoints; ``None`` if they
+        cannot be read."""
 
         self.local_ns = clocks.local_ns
         """The local clock at the snapshot (:class:`.Clocks`)."""
@@ -100,7 +100,7 @@ class LockContext:
 
     @cached_property
     def throttles(self) -> Throttles:
-        """Which tasks may not run for now, and why."""
+        """The runnable tasks that are throttled, and why."""
         return Throttles(self.reader, self.tasks, self.losses)
 
     @cached_property
@@ -133,13 +133,13 @@ class LockContext:
         return self.text.name(frame.pc if frame.interrupted else frame.pc - 1)
 
     def path_at(self, place: Place) -> str | None:
-        """Return the path of a mount and a dentry."""
+        """Return the path of a mount and a dentry; ``None`` if it cannot be read."""
         return self.paths.tell([place])[0]
 
     def path_of_file(self, file: int) -> str | None:
-        """Return the path of a ``struct file``.
+        """Return the path of a ``struct file``; ``None`` if a part cannot be read.
 
-        :raises drgn.FaultError: if it cannot be read
+        :raises drgn.FaultError: if the ``struct file`` itself cannot be read
         """
         if file not in self._file_paths:
             mount, dentry = self.layout.members(
@@ -151,7 +151,8 @@ class LockContext:
     def path_of(self, inode: Inode) -> str | None:
         """Return a path of an inode: of its first dentry, under the first mount.
 
-        :raises drgn.FaultError: if it cannot be read
+        :return: ``None`` if it has no dentry or mount, or a part cannot be read.
+        :raises drgn.FaultError: if the inode itself cannot be read
         """
         first = self.layout.member(inode.address, "inode", "i_dentry")
         if first < KERNEL_HALF:
@@ -206,7 +207,7 @@ _ABOUT_FILES = frozenset(
 
 
 class OpenFile(Struct, frozen=True):
-    """An open file of a task."""
+    """An open file of a task: addresses of its ``struct file`` and of related ones."""
 
     fd: int | None
     address: int
@@ -215,12 +216,14 @@ class OpenFile(Struct, frozen=True):
     """Address of the ``struct address_space`` with its data."""
 
     private: int
+    """``file.private_data``."""
+
     place: Place
 
 
 @lru_cache(maxsize=4096)
 def _without_suffixes(names: tuple[str, ...]) -> frozenset[str]:
-    """Return the functions on a stack, which many tasks may share."""
+    """Return names of functions without suffixes of the compiler, as ``.isra.0``."""
     return frozenset(name.partition(".")[0] for name in names)
 
 
@@ -237,31 +240,32 @@ class BlockedTask(Struct):
     """The functions on its stack, innermost first, with suffixes of the compiler."""
 
     call: str | None
-    """The system call, if its arguments are known."""
+    """Name of the system call; ``None`` if that or its arguments are unknown."""
 
     arguments: list[int]
     """Arguments of the call; all 0 if unknown."""
 
     plain: bool
-    """Whether the arguments are in the order of the call's manual page. 32-bit code may
-    use one system call number for several calls."""
+    """Whether the arguments are known, and in the order of the call's manual page: not
+    for 32-bit code, which may use one system call number for several calls."""
 
     stack: OwnStack
     file: OpenFile | None = None
     """The open file, if the first argument of the call is a file descriptor."""
 
     def is_in(self, *functions: str) -> bool:
-        """Return whether any of some functions is on the stack, with any suffix."""
+        """Return whether any of *functions* is on the stack, whatever its suffix."""
         return not _without_suffixes(self.names).isdisjoint(functions)
 
     def innermost(self, without: tuple[str, ...]) -> str:
-        """Return the innermost function whose name begins with none of some words."""
+        """Return the innermost function that begins with none of the words *without*;
+        empty if there is none."""
         names = (name.partition(".")[0] for name in self.names)
         return next((name for name in names if not name.startswith(without)), "")
 
     @property
     def fd(self) -> int | None:
-        """The first argument, as a file descriptor."""
+        """The first argument, as a file descriptor; ``None`` if unknown."""
         return self.arguments[0] & 0x7FFF_FFFF if self.call else None
 
 
@@ -286,7 +290,7 @@ def _cases(
     part = context.tasks.only(rows)
     pointers = part["sp"] if part.has("sp") else np.zeros(len(part), np.uint64)
     stacks = part["stack"].astype(np.uint64)
-    # What cannot be read was counted when the stacks were unwound.
+    # Unreadable stacks were already counted as losses when they were unwound.
     memory = read_stacks(
         context.reader, stacks, pointers.astype(np.uint64), stack_size, LossLog()
     )
@@ -310,7 +314,7 @@ def _cases(
         strict=True,
     )
     cases = []
-    # Whole columns become lists: a number of an array takes as long as a call.
+    # The columns are lists, as taking a single number from an array is slow.
     for position in columns:
         row, address, mm, task_class, index, arguments, *user, base, first, end = (
             position
@@ -336,7 +340,7 @@ def _cases(
 
 
 def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
-    """Read the files of the system calls of some tasks at once."""
+    """Set ``file`` of tasks in system calls on files, with one read for all."""
     chosen = [
         case
         for case in cases
@@ -360,7 +364,7 @@ def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
 
 
 def open_file(found: Structs, row: int, address: int, fd: int | None) -> OpenFile:
-    """Return one of the files that ``Descriptors.read_files`` has read."""
+    """Return the open file in a row of what ``Descriptors.read_files`` has read."""
     return OpenFile(
         fd=fd,
         address=address,
@@ -373,7 +377,7 @@ def open_file(found: Structs, row: int, address: int, fd: int | None) -> OpenFil
 
 def _has_path(context: LockContext, case: BlockedTask) -> bool:
     """Return whether the path of a task's file will be needed."""
-    # The path of a kernel lock is found by the lock itself.
+    # For a kernel lock, the lock is looked up, not the file of the call.
     if case.file is None or case.task_class is TaskClass.KLK:
         return False
     mode = _mode(context, case.file)
@@ -381,7 +385,7 @@ def _has_path(context: LockContext, case: BlockedTask) -> bool:
 
 
 def add_sockets(context: LockContext, files: list[OpenFile]) -> None:
-    """Read the endpoints of those files that are sockets."""
+    """Add the endpoints of the files that are sockets to ``context.endpoints``."""
     sockets = {file.private for file in files if stat.S_ISSOCK(_mode(context, file))}
     sockets -= context.endpoints.keys()
     if sockets:
@@ -397,7 +401,7 @@ def _mode(context: LockContext, file: OpenFile) -> int:
         return 0
 
 
-# --- The description of a lock type; msatools.locks.lock_types has all of them.
+# --- The description of a lock type; msatools.locks.lock_types lists all of them.
 
 
 def _no_queue(context: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
@@ -429,7 +433,7 @@ class LockType(Struct, frozen=True, kw_only=True):
     """
 
     names: frozenset[LockTypeName]
-    """The values of :attr:`Lock.type`."""
+    """Names of the types, which are values of :attr:`Lock.type`."""
 
     requests: Callable[[LockContext, BlockedTask], Sequence[Request]]
     """Return the locks of this type that a task waits for: none, one, or several if any
@@ -450,7 +454,7 @@ class LockType(Struct, frozen=True, kw_only=True):
 
     task_class: TaskClass | None = None
     """The class of all tasks that wait for such a lock; ``None`` if they have various
-    classes. If a task's class is that of some lock type, only such types are tried."""
+    classes. For a task of such a class, only the lock types of that class are tried."""
 
 
 def at_most_one(
@@ -491,9 +495,9 @@ def timer_ends(context: LockContext, case: BlockedTask) -> Ends:
 def ends_at(context: LockContext, expires_ns: int, base: int) -> Ends:
     """Return when a timer expires; empty if never.
 
-    :param expires_ns: Time of the clock of the timer.
-    :param base: Address of its ``struct hrtimer_clock_base``.
-    :raises drgn.FaultError: if that cannot be read
+    :param expires_ns: Time in the timer's clock.
+    :param base: Address of the timer's ``struct hrtimer_clock_base``.
+    :raises drgn.FaultError: if the clock base cannot be read
     """
     if expires_ns >= _NEVER:
         return Ends()
@@ -539,7 +543,7 @@ class TaskFiles:
 
     @cached_property
     def by_private(self) -> dict[int, int]:
-        """Maps ``private_data`` of each file to its first descriptor."""
+        """Maps ``private_data`` of each file to its lowest descriptor."""
         values = self._read["private"].tolist()
         pairs = zip(values, self._fds, strict=True)
         return dict(reversed(list(pairs)))
@@ -575,7 +579,7 @@ def _tables(context: LockContext) -> dict[int, TaskFiles]:
 
 
 def is_data_of(context: LockContext, file: OpenFile | None, inode: Inode) -> bool:
-    """Return whether an open file has the data of an inode.
+    """Return whether the data of an open file is that of an inode (``f_mapping.host``).
 
     :raises drgn.FaultError: if the mapping of the file cannot be read
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Describes structures that contain locks, by their file, process or disk."""
+"""Names locks by the file, process or disk of the structure that contains them."""
 
 import re
 import stat
@@ -54,7 +54,7 @@ def _inode(context: LockContext, place: LockPlace) -> Name:
 
 
 def _pipe_inode(context: LockContext, place: LockPlace) -> Name:
-    """Return the name of a pipe, which does not need the name of the member."""
+    """Return the name of a pipe by its inode, without the name of the member."""
     inode = context.storage.inode(place.address)
     return of_path(context, inode, context.path_of(inode))
 
@@ -64,7 +64,9 @@ def of_inode(
 ) -> Name:
     """Return the name of a member of an inode.
 
+    :param address: Address of the ``struct inode``.
     :param what: Name of the member.
+    :param cache: Slab cache of the inode, if it is to be named.
     """
     inode = context.storage.inode(address)
     name = of_path(context, inode, context.path_of(inode))
@@ -81,9 +83,9 @@ def of_file(context: LockContext, file: int) -> Name:
 
 
 def of_path(context: LockContext, inode: Inode, path: str | None) -> Name:
-    """Return the name of a file.
+    """Return the name of a file: its path if known, otherwise its device or inode.
 
-    :param path: Its path, if known.
+    :param path: Its path as :class:`.Paths` returns it.
     """
     path = _shown(inode, path)
     is_device = context.storage.is_data_of_device(inode)
@@ -98,7 +100,7 @@ def of_path(context: LockContext, inode: Inode, path: str | None) -> Name:
     return Name(
         name=text,
         path=path if path and not _NO_PATH.match(path) else None,
-        # Inode numbers of the bdev file system are of no use to anybody.
+        # Inode numbers of the internal bdev file system mean nothing to users.
         inode=None if is_device else inode.number,
         device=device,
     )
@@ -119,7 +121,7 @@ def _shown(inode: Inode, path: str | None) -> str | None:
 
 
 def _text_of_file_system(context: LockContext, super_block: int) -> str:
-    """Return the device of a file system, or its type."""
+    """Return the name of a file system's block device, or its type if it has none."""
     device = context.layout.member(super_block, "super_block", "s_bdev")
     name = short(context.storage.device(device)) if device >= KERNEL_HALF else None
     return name or context.storage.file_system_type(super_block)
@@ -131,7 +133,7 @@ def short(device: str | None) -> str | None:
 
 
 def _super_block(context: LockContext, place: LockPlace) -> Name:
-    """Return the name of a member of a file system, with the path of its root."""
+    """Return the name of a member of a super block, with the path of its root."""
     mount = context.paths.mount_of(place.address)
     names = ("s_root", "s_bdev")
     root, device = context.layout.members(place.address, "super_block", *names)
@@ -168,7 +170,7 @@ def _anon_vma(context: LockContext, place: LockPlace) -> Name:
 def _of_mm(context: LockContext, mm: int, form: str) -> Name:
     """Return the name of a member of an address space.
 
-    :param form: Format with a field for the process.
+    :param form: Format of the name, with a field for the process: ``({})``.
     """
     process = process_of(context, mm)
     if process is None:
@@ -179,9 +181,10 @@ def _of_mm(context: LockContext, mm: int, form: str) -> Name:
 
 def process_of(context: LockContext, mm: int) -> tuple[int, str] | None:
     """
-    Return the ID and the command of the process that has an address space.
+    Return the ID and the command name of the process that has an address space.
 
-    :raises drgn.FaultError: if it cannot be read
+    :return: ``None`` if no task is known to have it.
+    :raises drgn.FaultError: if the task cannot be read
     """
     owner = lock_places(context).owner_of_mm(mm)
     if owner is not None:
@@ -213,7 +216,7 @@ def _file(context: LockContext, place: LockPlace) -> Name:
 
 
 def _private(context: LockContext, place: LockPlace) -> Name:
-    """Return the name of a member of a structure that has a pointer to its file."""
+    """Return the name of a member of a structure with a pointer to its open file."""
     file = context.layout.member(place.address, str(place.type_name), "file")
     if file < KERNEL_HALF:
         return Name(name=f"{place.type_name}.{place.name}")
@@ -283,7 +286,7 @@ def _of_socket(context: LockContext, socket: int, what: str) -> Name:
     address = socket - context.layout.offset("socket_alloc", "socket")
     address += context.layout.offset("socket_alloc", "vfs_inode")
     if not context.storage.is_inode(address):
-        # A socket within another structure, as that of a tun device, has no inode.
+        # A socket within another structure, such as that of a tun device, has no inode.
         return Name(name=f"{what}socket")
     inode = context.storage.inode(address)
     return Name(name=f"{what}socket:[{inode.number}]", inode=inode.number)

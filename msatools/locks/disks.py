@@ -40,10 +40,10 @@ def is_suspended(layout: Layout, mapped: int, queue: int) -> bool:
     """
     Return whether a ``struct mapped_device`` is suspended.
 
-    Its type is defined in a module (dm-core.h), so the offset of its flags is computed:
+    Its type is private to dm_mod (dm-core.h), so the offset of its flags is computed:
     they follow two mutexes, a list head and a pointer. After them are a mutex, two
-    integers and the request queue, which has to be that of the disk. This holds for all
-    kernels from v6.1 on that were checked.
+    integers and the request queue, which has to be that of the disk. Kernels from v6.1
+    on were checked.
 
     :param mapped: Its address, ``private_data`` of the disk.
     :param queue: Address of the disk's request queue.
@@ -74,7 +74,7 @@ class Disk(Struct, frozen=True):
     address: int
     name: str
     numbers: str
-    """As ``254:0``."""
+    """Major and first minor number, as ``254:0``."""
 
     major: int
     queue: int
@@ -84,7 +84,7 @@ class Disk(Struct, frozen=True):
     """Address of the ``struct block_device`` of the whole disk."""
 
     private: int
-    """``private_data`` of its driver."""
+    """``private_data``: address of its driver's structure."""
 
     @property
     def is_mapped(self) -> bool:
@@ -93,7 +93,7 @@ class Disk(Struct, frozen=True):
 
 
 class Disks:
-    """The disks, read once per context."""
+    """The disks of a kernel, read once."""
 
     def __init__(self, layout: Layout, losses: LossLog, storage: Storage) -> None:
         self._layout = layout
@@ -113,7 +113,7 @@ class Disks:
 
     @cached_property
     def by_numbers(self) -> dict[str, Disk]:
-        """Maps the numbers of disks and of partitions to the disk."""
+        """Maps the numbers of each disk and partition, as ``254:0``, to the disk."""
         disks, parts = self._read
         whole = {disk.numbers: disk for disk in disks.values()}
         return whole | {
@@ -124,12 +124,14 @@ class Disks:
 
     @cached_property
     def _read(self) -> tuple[dict[int, Disk], dict[int, tuple[int, int, int]]]:
-        """Disks by address; and of each block device its disk, numbers and kobject."""
+        """Disks by address; and ``bd_disk``, ``bd_dev`` and ``bd_holder_dir`` of each
+        ``struct block_device``, by its address."""
         disks: dict[int, Disk] = {}
         parts: dict[int, tuple[int, int, int]] = {}
         layout, name = self._layout, "block_device"
         try:
-            # "block: merge struct block_device and struct hd_struct" (in v5.11)
+            # Before "block: merge struct block_device and struct hd_struct" (in v5.11)
+            # a partition is a struct hd_struct.
             if not layout.has("block_device", "bd_device"):
                 for each in islice(
                     ask_each(for_each_disk, layout.reader.prog), _MAX_DEVICES
@@ -169,7 +171,7 @@ class Disks:
             self._losses.lose(Loss.DISKS, f"cannot read a disk: {error}")
 
     def below(self, disk: Disk) -> tuple[Disk, ...]:
-        """Return the disks that a stacked disk is on; empty for hardware."""
+        """Return the disks directly below a stacked disk; empty for hardware."""
         if disk.address not in self._below:
             try:
                 found = self._find_below(disk)
@@ -188,12 +190,12 @@ class Disks:
             return () if below is None else (below,)
         disks, parts = self._read
         by_holder = {holders: part for part, (_, _, holders) in parts.items()}
-        # "block: move the holder tracking code to a separate file" (in v5.15): before,
-        # the list was in struct block_device.
+        # Before "block: look up holders by bdev" (in v5.15) each struct block_device
+        # had a list of the disks above it instead.
         if not self._layout.has("gendisk", "slave_bdevs"):
             return ()
         head = disk.address + self._layout.offset("gendisk", "slave_bdevs")
-        # "block: don't allow a disk link holder to itself" (in v6.2)
+        # A kobject since "block: store the holder kobject in bd_holder_disk" (in v6.2)
         kind = "bd_holder_disk"
         old = self._layout.has(kind, "bdev")
         pointer = self._layout.offset(kind, "bdev" if old else "holder_dir")
@@ -212,7 +214,7 @@ class Disks:
         return tuple(found.values())
 
     def _below_loop(self, disk: Disk) -> Disk | None:
-        """Return the disk of the file system with a loop device's file."""
+        """Return the disk of the file system that contains a loop device's file."""
         if disk.private < KERNEL_HALF or self._is_empty(disk):
             return None
         if not self._layout.has(*_BACKING):
@@ -226,14 +228,14 @@ class Disks:
         return self.by_numbers.get(device.rpartition(" ")[2]) if device else None
 
     def _is_empty(self, disk: Disk) -> bool:
-        """Return whether a disk has no size, as a loop device without a file."""
+        """Return whether a disk has size 0, such as a loop device without a file."""
         name, size = "block_device", "bd_nr_sectors"
         if disk.part0 < KERNEL_HALF or not self._layout.has(name, size):
             return False
         return not self._layout.member(disk.part0, name, size)
 
     def is_suspended(self, disk: Disk) -> bool:
-        """Return whether a disk is a suspended one of the device mapper."""
+        """Return whether a disk is a suspended device-mapper disk."""
         if not disk.is_mapped:
             return False
         try:
@@ -254,8 +256,9 @@ def all_disks(context: LockContext) -> Disks:
 
 # --- Reads the requests of a disk by its tags (block/blk-mq-tag.c).
 #
-# A request has a tag of the driver while the driver has it, and with an I/O scheduler
-# another one from its allocation on. The bitmaps of the tags say which are in use.
+# Without an I/O scheduler, a request has a driver tag from its allocation on. With one,
+# it has a scheduler tag from its allocation on, and a driver tag while the driver has
+# it. Bitmaps show which tags are in use.
 
 
 _MAX_QUEUES = 1 << 12
@@ -264,14 +267,14 @@ _MAX_QUEUES = 1 << 12
 _MAX_TAGS = 1 << 16
 _MAX_LISTED = 1 << 16
 _WAIT_QUEUES = 8
-"""``SBQ_WAIT_QUEUES``: wait queues of one bitmap of tags."""
+"""``SBQ_WAIT_QUEUES``: number of wait queues of a bitmap of tags."""
 
 _NO_TAG = (1 << 32) - 1
 _OPERATION = 0xFF
 """``REQ_OP_MASK`` of ``request.cmd_flags``; odd operations are writes."""
 
 _IN_FLIGHT, _COMPLETE = 1, 2
-"""States of ``enum mq_rq_state``."""
+"""``MQ_RQ_IN_FLIGHT`` and ``MQ_RQ_COMPLETE`` of ``enum mq_rq_state``."""
 
 _REQUEST = {
     "queue": ("q",),
@@ -292,7 +295,7 @@ _REQUEST = {
 
 
 class QueueState(Struct, frozen=True):
-    """The state of a disk's ``struct request_queue``, and its requests."""
+    """The state of a disk's ``struct request_queue``, for :class:`.DiskIo`."""
 
     scheduler: str | None
     depth: int
@@ -322,8 +325,8 @@ class Requests:
         """
         Read the requests of a disk.
 
-        :return: ``None`` if it has no requests but bios, such as a disk of the device
-            mapper.
+        :return: ``None`` if the disk takes bios instead of requests, such as most
+            device-mapper disks.
         :raises UNREADABLE: if its queue cannot be read
         :raises MissingError: if the types are unknown
         """
@@ -338,7 +341,7 @@ class Requests:
         in_driver = (found["state"] == _IN_FLIGHT) & (found["part"] != 0)
         writes = (found["flags"] & 1) != 0
         places = self._places(disk, contexts)
-        # "blk-mq: remove blk_queue_quiesced() of a flag" (in v5.16) counts.
+        # "blk-mq: support concurrent queue quiesce/unquiesce" (in v5.16) added a count.
         depths = ("mq_freeze_depth", "quiesce_depth")
         frozen, quiesced = (
             layout.member(disk.queue, name, each) if layout.has(name, each) else 0
@@ -357,8 +360,8 @@ class Requests:
     def _contexts(self, queue: int) -> list[int]:
         """Return the hardware queues (``struct blk_mq_hw_ctx``) of a queue."""
         layout, name = self._layout, "request_queue"
-        # "blk-mq: manage hctx map via xarray" (in v5.18), and "blk-mq: use array manage
-        # hctx map instead of xarray" (in v6.19) back
+        # An xarray since "blk-mq: manage hctx map via xarray" (in v5.18), an array
+        # again since "blk-mq: use array manage hctx map instead of xarray" (in v6.19)
         if layout.has(name, "hctx_table"):
             table = queue + layout.offset(name, "hctx_table")
             entries = xarray_entries(
@@ -370,9 +373,9 @@ class Requests:
         return [word for word in words if word >= KERNEL_HALF]
 
     def tag_waits(self, disk: Disk) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of the wait queues of a disk's tags.
+        """Yield where the wait queues of a disk's tags are: start and end, exclusive.
 
-        :raises drgn.FaultError: if its queue cannot be read
+        :raises drgn.FaultError: if the disk's queue cannot be read
         """
         layout = self._layout
         if layout.member(disk.queue, "request_queue", "tag_set") < KERNEL_HALF:
@@ -390,7 +393,7 @@ class Requests:
                     yield waits, waits + size
 
     def _requests(self, disk: Disk, contexts: Iterable[int]) -> "_Found":
-        """Read the requests in use, each once."""
+        """Read the requests whose tags are in use, each once."""
         name = "blk_mq_hw_ctx"
         addresses: set[int] = set()
         seen: set[tuple[int, bool]] = set()
@@ -406,7 +409,7 @@ class Requests:
         read = read_structs(
             self._layout.reader, "struct request", _REQUEST, wanted, self._losses
         )
-        # A tag of a disk that shares its tags, or whose request is just being made.
+        # Other requests are of a disk that shares the tags, or just being allocated.
         kept = read.readable & (read["queue"] == disk.queue)
         kept &= read["references"] != 0
         return _Found(wanted[kept], read, kept)
@@ -427,8 +430,8 @@ class Requests:
         index = np.array(used, np.intp)
         index = index[index < count]
         found: set[int] = set()
-        # A driver's tags: rqs[] has what was dispatched, static_rqs[] the rest if the
-        # disk has no scheduler. A scheduler's tags: static_rqs[] alone.
+        # Of driver tags, rqs[] has the dispatched requests, and static_rqs[] the others
+        # if the disk has no scheduler. Of scheduler tags, static_rqs[] has all.
         for array in (current, static) if of_driver else (static,):
             if array >= KERNEL_HALF:
                 found.update(layout.reader.words(array, count)[index].tolist())
@@ -461,7 +464,7 @@ class Requests:
         """Return the address of a ``struct sbitmap_queue`` of tags."""
         start = tags + self._layout.offset("blk_mq_tags", member)
         # A pointer from "blk-mq: Use pointers for blk_mq_tags bitmap tags" (in v5.10)
-        # on, until "blk-mq: Use shared tags for shared sbitmap support" (in v5.16).
+        # on, until "blk-mq: Stop using pointers for blk_mq_tags bitmap tags" (in v5.16)
         return self._layout.word(start) if self._is_pointer(member) else start
 
     def _is_pointer(self, member: str) -> bool:
@@ -483,7 +486,7 @@ class Requests:
             return None
 
     def _places(self, disk: Disk, contexts: Iterable[int]) -> dict[int, Stage]:
-        """Map requests on the lists of hardware queues, and requeued ones."""
+        """Map addresses of requests on dispatch and requeue lists to their stages."""
         layout = self._layout
         node = layout.offset("request", "queuelist")
         heads: list[tuple[int, Stage]] = [
@@ -547,9 +550,10 @@ class Requests:
         return max(0, self._now_ns - moment)
 
     def _in_driver(self, found: "_Found", row: int) -> int | None:
-        """Return for how many ns a request has been with the driver.
+        """Return the time since the driver got a request, in ns; ``None`` if unknown.
 
-        Without ``io_start_time_ns`` it began at ``deadline - timeout``, in jiffies.
+        If ``io_start_time_ns`` is 0, the driver got it at ``deadline - timeout``, in
+        jiffies.
         """
         begun = int(found["begun"][row])
         if begun or self.jiffies is None:
@@ -559,7 +563,7 @@ class Requests:
 
     @cached_property
     def jiffies(self) -> Jiffies | None:
-        """Jiffies; ``None`` if they are lost."""
+        """The kernel's count of ticks; ``None`` if it cannot be read."""
         try:
             return read_jiffies(self._layout.reader.prog)
         except LOST as error:
@@ -567,7 +571,7 @@ class Requests:
             return None
 
     def operation(self, number: int) -> str:
-        """Return the name of an operation, as ``write-zeroes``."""
+        """Return the name of a request's operation by its number: ``write-zeroes``."""
         return self._operations.get(number, f"operation {number}")
 
     @cached_property
@@ -586,7 +590,7 @@ class Requests:
 
     @cached_property
     def _plugged(self) -> dict[int, int]:
-        """Maps each request in the plug of a task to the ID of the thread."""
+        """Maps the address of each request in a task's plug to the ID of the thread."""
         layout = self._layout
         following = layout.offset("request", "rq_next", "queuelist")
         plugged: dict[int, int] = {}
@@ -603,7 +607,7 @@ class Requests:
         for row in np.flatnonzero(read["plug"] >= np.uint64(KERNEL_HALF)).tolist():
             pid = int(self._tasks["pid"][rows[row]])
             try:
-                # "block: change plugging to use a singly linked list" (in v5.16)
+                # Since "block: change plugging to use a singly linked list" (in v5.16)
                 name = "mq_list"
                 request = layout.member(int(read["plug"][row]), "blk_plug", name)
                 while request >= KERNEL_HALF and request not in plugged:
@@ -612,13 +616,13 @@ class Requests:
                     if len(plugged) >= _MAX_LISTED:
                         return plugged
             except LOST:
-                # The plug is on the stack of a task that runs.
+                # The plug is on the stack of a running task, which may be done with it.
                 continue
         return plugged
 
 
 class _Found:
-    """The members of the requests in use."""
+    """Members of the requests in use, by column; zeros if the kernel lacks a member."""
 
     def __init__(self, addresses: Addresses, read: Structs, kept: Booleans) -> None:
         self.addresses = addresses

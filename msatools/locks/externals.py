@@ -2,7 +2,8 @@
 
 """External waits: for devices, servers and frozen file systems.
 
-Also io_uring and AIO contexts, and the server of a network block device.
+Also the disks that tasks wait for by io_uring or AIO, and servers of network block
+devices.
 """
 
 import re
@@ -39,15 +40,16 @@ from msatools.tasks.waits import TaskClass
 
 # --- Finds the server of a network block device, if it is a process of this machine.
 #
-# drivers/block/nbd.c: the device sends its requests through sockets that a program gave
-# it. What has the other end open serves the device: a socket of AF_UNIX has its peer,
-# and one of TCP has the addresses and ports of both ends, which the peer has the other
-# way round. A server that no process here is has at least its address.
+# drivers/block/nbd.c: the device sends its requests through sockets that a program
+# passed to it. The process that has the other end open serves the device. A socket of
+# AF_UNIX points at its peer. One of TCP has the addresses and ports of both ends, and
+# its peer has the same ones, swapped. Of a server on another machine, only the address
+# is known.
 
 
 _AF_UNIX = 1
 _MAPPED = "::ffff:"
-"""How an address of IPv4 begins as one of IPv6, as a server has it that takes both."""
+"""Prefix of an IPv4 address in IPv6 form, as in sockets of servers for both."""
 _MAX_CONNECTIONS = 64
 _MAX_SERVERS = 16
 
@@ -81,7 +83,7 @@ class NbdServers:
         return self._found[disk.address]
 
     def addresses(self, disk: Disk) -> tuple[str, ...]:
-        """Return the addresses of a device's servers by TCP: ``10.0.0.1:10809``."""
+        """Return TCP addresses and ports of a device's servers: ``10.0.0.1:10809``."""
         if not disk.name.startswith("nbd"):
             return ()
         try:
@@ -93,7 +95,7 @@ class NbdServers:
         return tuple(dict.fromkeys(peer for _, peer in ends))
 
     def _sockets(self, disk: Disk) -> list[int]:
-        """Return each ``struct socket`` of a device."""
+        """Return the address of each ``struct socket`` of a device."""
         layout = self._context.layout
         config = layout.member(disk.private, "nbd_device", "config")
         if config < KERNEL_HALF:
@@ -122,18 +124,20 @@ class NbdServers:
         return files
 
     def _tcp_peers(self, sockets: list[int]) -> list[int]:
-        """Return the ``struct file`` of the other end of each connection by TCP."""
+        """Return the ``struct file`` of the other end of each TCP connection, if any
+        process of this kernel has it open."""
         ends = self._ends(sockets)
         by_ends = self._files_by_ends if ends else {}
         return [by_ends[peer, own] for own, peer in ends if (peer, own) in by_ends]
 
     def _ends(self, sockets: list[int]) -> list[tuple[str, str]]:
-        """Return the own address and the peer's of each connection by TCP."""
+        """Return the local address and the peer's of each TCP connection."""
         found = self._read(np.array(sockets, np.uint64))
         return [ends for ends in found if ends is not None]
 
     def _read(self, sockets: Addresses) -> list[tuple[str, str] | None]:
-        """Return both addresses of each ``struct socket`` that is connected by TCP."""
+        """Return the local address and the peer's of each ``struct socket``; ``None``
+        for one without a TCP connection."""
         context = self._context
         return [
             (_plain(each.local), _plain(each.peer))
@@ -144,7 +148,8 @@ class NbdServers:
 
     @cached_property
     def _files_by_ends(self) -> dict[tuple[str, str], int]:
-        """Maps the ends of each connection to the ``struct file`` of the first."""
+        """Maps the local address and the peer's of each open TCP socket to its ``struct
+        file``."""
         files = np.array([*self._openers], np.uint64)
         private = self._context.descriptors.read_files(files, ("private",))["private"]
         found = self._read(private.astype(np.uint64))
@@ -156,7 +161,8 @@ class NbdServers:
 
     @cached_property
     def _openers(self) -> dict[int, list[int]]:
-        """Maps each ``struct file`` that is a socket to the processes that have it."""
+        """Maps the address of each ``struct file`` of a socket to the tasks that have
+        it open, one for each descriptor table."""
         context = self._context
         addresses = context.tasks["address"]
         operations = context.layout.symbol("socket_file_ops") or 0
@@ -171,7 +177,7 @@ class NbdServers:
 
 
 def _plain(address: str) -> str:
-    """Return an address; one of IPv4 that was written as one of IPv6 as such."""
+    """Return an address and port; an IPv4 address in IPv6 form is converted to IPv4."""
     inner, bracket, port = address.partition("]")
     if bracket and inner.startswith(f"[{_MAPPED}"):
         return f"{inner.removeprefix(f'[{_MAPPED}')}{port}"
@@ -180,50 +186,52 @@ def _plain(address: str) -> str:
 
 @per_context
 def nbd_servers(context: LockContext) -> NbdServers:
-    """Return the reader of the servers of a context."""
+    """Return the reader of the nbd servers of a context."""
     return NbdServers(context)
 
 
-# --- Which tasks wait for I/O of a disk by a ring (io_uring) or an AIO context.
+# --- Finds tasks that wait for I/O of a disk by a ring (io_uring) or an AIO context.
 #
-# Such a task sleeps like one that has nothing to do. The I/O leads back to it: the bios
-# of a request have the struct kiocb of a direct read or write (fs/iomap/direct-io.c,
-# block/fops.c). It is the beginning of io_uring's request (struct io_kiocb) or of AIO's
-# (struct aio_kiocb), which have the ring or context on whose queue the task is. I/O of
-# a disk that is stacked on others, as of the device mapper, is not followed: the bios
-# below are copies.
+# Such a task sleeps like one that has nothing to do, so the search begins at the I/O.
+# The bios of a request lead to the struct kiocb of a direct read or write
+# (fs/iomap/direct-io.c, block/fops.c). It is at the start of io_uring's request (struct
+# io_kiocb) or AIO's (struct aio_kiocb), which points at its ring or context. The tasks
+# on the wait queue of that wait for the I/O. I/O of stacked disks, such as those of the
+# device mapper, is not followed: the bios below them are clones, without the kiocb.
 
 
 SLOW_NS = 1_000_000_000
-"""Age of I/O from which on who waits for it in such a way is blocked: many programs
-always have I/O in flight, and a disk answers sooner."""
+"""Minimum age, in ns, of asynchronous I/O whose waiters count as blocked: many programs
+always have some in flight, and a healthy disk completes it sooner."""
 
 AIO = ("read_events", "do_io_getevents")
-"""Where a task waits for events of an AIO context."""
+"""Functions in which a task waits for events of an AIO context."""
 
 CANCEL = "io_uring_cancel_generic"
-"""Where a process that ends waits for all that it has asked its rings for."""
+"""Function in which a task that exits or calls execve() waits for the requests of its
+rings."""
 
 _ENDS = (
     ("iomap_dio_bio_end_io", "iomap_dio", ""),
     ("blkdev_bio_end_io", "blkdev_dio", ""),
-    # The only bio is part of these.
+    # These structures contain their only bio.
     ("blkdev_bio_end_io_async", "blkdev_dio", "bio"),
     ("iomap_dio_simple_end_io", "iomap_dio_simple", "bio"),  # seen in 7.3
     ("dio_bio_end_aio", "dio", ""),
 )
-"""By the function that ends a bio: what has its kiocb, and the bio's place in it."""
+"""Function that ends a bio; structure with its kiocb; member of that structure that is
+the bio, or empty if ``bi_private`` points at the structure."""
 
 _OF_RING = ("io_complete_rw", "io_complete_rw_iopoll")
 _OF_AIO = ("aio_complete_rw",)
 _MAX_BIOS = 1 << 8
-"""Maximum number of bios of a request to look at."""
+"""Maximum number of bios of a request to read."""
 
 OF_BIOS = ("deferred", "delayed")
-"""Stages of bios that a stacked disk holds."""
+"""Stages of bios that a stacked disk holds back."""
 
 _DEFER_TASKRUN = 1 << 13
-"""``IORING_SETUP_DEFER_TASKRUN``: only the task that submits waits, and on no queue."""
+"""``IORING_SETUP_DEFER_TASKRUN``: only the submitting task waits, on no wait queue."""
 
 
 class AsynchronousIo:
@@ -237,10 +245,10 @@ class AsynchronousIo:
             for name in (*(end for end, _, _ in _ENDS), *_OF_RING, *_OF_AIO)
         }
         self._of_tasks: dict[int, set[Disk]] = {}
-        """The disks by the address of a task that waits."""
+        """Maps the address of a task that waits to its disks."""
 
         self._of_processes: dict[int, set[Disk]] = {}
-        """By the ``struct signal_struct`` of a process that has rings."""
+        """Maps the ``struct signal_struct`` of a process with rings to its disks."""
 
         for disk in all_disks(context).all:
             for request in in_flight(context).of_disk(disk).requests:
@@ -257,7 +265,7 @@ class AsynchronousIo:
         return next(iter(found)) if len(found) == 1 else None
 
     def waits(self, in_ring: Booleans, cancels: Booleans) -> Booleans:
-        """Return which tasks wait for I/O.
+        """Return which tasks of the context wait for slow I/O.
 
         :param in_ring: Which tasks are in a wait for a ring or an AIO context.
         :param cancels: Which tasks are in :data:`CANCEL`.
@@ -270,17 +278,17 @@ class AsynchronousIo:
         return found
 
     def _follow(self, request: InFlight, disk: Disk) -> None:
-        """Add a disk to those who wait for one of its requests."""
+        """Add a disk to the tasks and processes that wait for one of its requests."""
         try:
             bio = self._first_bio(request)
             blocks = [*self._blocks(bio)]
             if self._first_bio(request) != bio:
                 return
         except LOST:
-            # It was done, and is used anew, while it was read.
+            # The request was completed while it was read, and its memory is reused.
             return
         for block in blocks:
-            # What is no direct I/O leads nowhere.
+            # The kiocb may be gone by now, or its types may be unknown.
             with suppress(*LOST):
                 self._add_block(block, disk)
 
@@ -288,7 +296,7 @@ class AsynchronousIo:
         return self._layout.member(request.address, "request", "bio")
 
     def _blocks(self, bio: int) -> Iterator[int]:
-        """Yield the ``struct kiocb`` of a bio and of those that follow it."""
+        """Yield each ``struct kiocb`` of a bio and of the bios after it, by address."""
         layout = self._layout
         for _ in range(_MAX_BIOS):
             if bio < KERNEL_HALF:
@@ -316,11 +324,10 @@ class AsynchronousIo:
     def _add_ring(self, request: int, disk: Disk) -> None:
         layout, name = self._layout, "io_ring_ctx"
         ring = layout.member(request, "io_kiocb", "ctx")
-        # Kernels that have both have those who wait on the first (5.10), and those who
-        # poll on the other.
+        # Where a ring has both queues (v5.10), tasks in poll() are on the second one.
         queue_of_ring = layout.offset(name, "wait", "cq_wait")
         self._add_waiters(ring + queue_of_ring, disk)
-        # "io_uring: add IORING_SETUP_DEFER_TASKRUN" (in v6.1)
+        # Since "io_uring: add IORING_SETUP_DEFER_TASKRUN" (in v6.1)
         if layout.has(name, "submitter_task"):
             flags, task = layout.members(ring, name, "flags", "submitter_task")
             if flags & _DEFER_TASKRUN and task:
@@ -329,11 +336,11 @@ class AsynchronousIo:
         self._add(self._of_processes, signal, disk)
 
     def _task_of(self, request: int) -> int:
-        """Return the task that gave a request to its ring."""
+        """Return the task that submitted a request to its ring."""
         layout = self._layout
         if not layout.has("io_kiocb", "tctx"):
             return layout.member(request, "io_kiocb", "task")
-        # "io_uring: replace io_kiocb::task with ->tctx" (in v6.13)
+        # "io_uring: move struct io_kiocb from task_struct to io_uring_task" (in v6.13)
         own = layout.member(request, "io_kiocb", "tctx")
         return layout.member(own, "io_uring_task", "task")
 
@@ -349,7 +356,7 @@ class AsynchronousIo:
 
 @per_context
 def asynchronous_io(context: LockContext) -> AsynchronousIo:
-    """Return the I/O in flight by the tasks that wait for it."""
+    """Return the disks with slow asynchronous I/O, by the tasks that wait for it."""
     return AsynchronousIo(context)
 
 
@@ -401,9 +408,9 @@ def external(
     """
     Return the external thing that a task waits for; ``None`` if there is no such thing.
 
-    :param requests: The locks that the task waits for. If tasks own locks of that type,
-        it waits for these tasks.
-    :raises drgn.FaultError: if a structure that leads to it cannot be read
+    :param requests: The locks that the task waits for. If the first is of a type that
+        tasks own, such as a mutex, the task waits for its owner instead.
+    :raises drgn.FaultError: if a structure that leads to the thing cannot be read
     :raises MissingError: if the types are unknown
     """
     lock = requests[0].lock if requests else None
@@ -430,7 +437,7 @@ def external(
 
 
 def _super_block(context: LockContext, lock: Lock) -> int:
-    """Return the super block of a page's file; 0 if there is no such file."""
+    """Return the super block of a locked folio's file; 0 if there is no such file."""
     if lock.type != "folio" or not lock.address:
         return 0
     inode = context.storage.host_of_folio(lock.address)
@@ -442,7 +449,7 @@ def _path(context: LockContext, super_block: int) -> str | None:
     mount = context.paths.mount_of(super_block)
     if not mount:
         return None
-    # The root of the super block may be another: of NFS it is a dummy.
+    # The root of the super block may differ from the mount's: for NFS it is a dummy.
     root = context.layout.member(mount, "vfsmount", "mnt_root")
     return context.path_at((mount, root))
 
@@ -485,7 +492,8 @@ def _served(context: LockContext, mount: FuseMount) -> External:
 
 
 def _one(context: LockContext, servers: tuple[Holder, ...]) -> int | None:
-    """Return the only server, or the group leader if all servers are of one process."""
+    """Return the only server, or the group leader if all servers are of one process;
+    otherwise ``None``."""
     if len(servers) == 1:
         return servers[0].task
     name = "group_leader"
@@ -521,7 +529,7 @@ def _server_text(
 def _network(
     context: LockContext, case: BlockedTask, lock: Lock | None, super_block: int
 ) -> External | None:
-    """Return the server of a network file system."""
+    """Return the server of the network file system that a task waits for."""
     if not super_block and case.file is not None and asked_protocol(case):
         super_block = context.storage.inode(case.file.inode).super_block
     path = _path(context, super_block) if super_block else None
@@ -563,7 +571,7 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
         # For a single task, the open files of others are not read.
         nbd = nbd_servers(context)
         servers = () if context.alone else nbd.of_disk(disks[-1])
-        # A server by TCP that no process here is has an address.
+        # If no process of this kernel is the server, its TCP addresses are shown.
         addresses = () if servers else nbd.addresses(disks[-1])
     task = _one(context, servers)
     text = f"{what} on {device}{suspended}"
@@ -585,12 +593,13 @@ def _on_disk(context: LockContext, device: str, numbers: str, what: str) -> Exte
 
 
 def _device_of_journal(context: LockContext, case: BlockedTask) -> str | None:
-    """Return the device of a journal whose thread waits for I/O of a commit."""
+    """Return the device of a journal; only for its thread, in the I/O of a commit."""
     if not (
         case.is_in("jbd2_journal_commit_transaction") and case.is_in("io_schedule")
     ):
         return None
-    # Its buffers are copies made for the journal, and are not in the list of a page.
+    # The buffers that it waits for are copies, not in the list of any page, so they do
+    # not lead to the device.
     journal = kernel_threads(context).data_of(case.address)
     if journal is None:
         return None

@@ -35,7 +35,7 @@ from msatools.program.linear import KERNEL_HALF
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.waits import TaskClass
 
-# include/linux/filelock.h, fs.h before v6.3.
+# Flags of a lock on a file (include/linux/filelock.h, fs.h before v6.3).
 _POSIX, _FLOCK, _OFD = 1 << 0, 1 << 1, 1 << 10
 _MODES: dict[int, Mode] = {0: "read", 1: "write"}
 """``F_RDLCK`` and ``F_WRLCK``."""
@@ -50,7 +50,7 @@ class _FileLock(Struct, frozen=True):
 
     owner: int
     """Address of the ``struct files_struct`` of a POSIX lock, otherwise of a
-    ``struct file``. A lock held for an NFS client has what its server knows it by."""
+    ``struct file``. For a lock of an NFS client, the server's own record of it."""
 
     file: int
     flags: int
@@ -59,7 +59,7 @@ class _FileLock(Struct, frozen=True):
     """ID, in the initial PID namespace, of the process that requested the lock."""
 
     is_held: bool
-    """Whether it is in the list of a file's locks: a request is in none."""
+    """Whether the lock is in the list of a file's locks; a request is in no list."""
 
     @property
     def type(self) -> LockTypeName | None:
@@ -123,9 +123,9 @@ class _FileLocks:
         )
 
     def root(self, lock: _FileLock) -> _FileLock | None:
-        """Find the root of the tree of blockers; ``None`` if the lock is not blocked.
+        """Find the root of a lock's tree of blockers; ``None`` if it is not blocked.
 
-        The root may be a request, too: of a waiter that was woken and has not run yet.
+        The root may be a request, too, if its task was woken and has not run yet.
 
         :raises UNREADABLE: if a blocker cannot be read, or there is a cycle
         """
@@ -141,9 +141,10 @@ class _FileLocks:
         return root
 
     def blocked(self, root: int) -> list[_FileLock]:
-        """Return all waiters for a lock, breadth first.
+        """Return the requests that wait for a lock, directly or not, breadth first.
 
-        :raises UNREADABLE: if one cannot be read, or the tree changes
+        :param root: Address of the lock.
+        :raises UNREADABLE: if a request cannot be read, or the tree changes
         """
         waiters: dict[int, _FileLock] = {}
         todo = deque([root])
@@ -181,8 +182,8 @@ class _FileLockCache:
     def tasks_with_files(self, files: int, pid: int) -> list[int]:
         """Find the tasks with a ``struct files_struct``, one thread per process.
 
-        :param pid: The process that probably has it. If only a few tasks are examined,
-            all others are read only if it does not have it.
+        :param pid: ID of the process that probably has it. If few tasks are examined,
+            the other processes are read only if this one does not have it.
         """
         first = _by_files(self._process(pid)) if self._alone else self._all
         return first.get(files) or self._all.get(files, [])
@@ -190,8 +191,8 @@ class _FileLockCache:
     def tasks_with_file(self, file: int, pid: int) -> list[int]:
         """Find the tasks that have a ``struct file`` open, one thread per process.
 
-        :param pid: The process that probably has it open. The tables of all others are
-            read only if it does not have it open.
+        :param pid: ID of the process that probably has it open. The tables of the
+            others are read only if this one does not have it open.
         """
         first = self._by_open_file(_by_files(self._process(pid)))
         return first[file] if file in first else self._all_open.get(file, [])
@@ -212,7 +213,7 @@ class _FileLockCache:
         return self._by_open_file(self._all)
 
     def _by_open_file(self, by_files: dict[int, list[int]]) -> dict[int, list[int]]:
-        """Group tasks by the ``struct file`` that they have open."""
+        """Map the address of each ``struct file`` to the tasks that have it open."""
         by_file: dict[int, list[int]] = {}
         groups = list(by_files.values())
         first = np.array([tasks[0] for tasks in groups], np.uint64)
@@ -225,7 +226,7 @@ class _FileLockCache:
 
 
 def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
-    """Group the first task of each process by its ``struct files_struct``."""
+    """Map each ``struct files_struct`` to the first task with it of each process."""
     names = ("address", "tgid", "files")
     columns = zip(*(tasks[name].tolist() for name in names), strict=True)
     groups: dict[int, dict[int, int]] = {}
@@ -241,7 +242,7 @@ def _cache(context: LockContext) -> _FileLockCache:
 
 
 def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the wait target of a task that waits for a lock on a file."""
+    """Return the lock on a file that a task waits for, as a wait target."""
     lock = _own_request(context, case)
     root = _cache(context).locks.root(lock) if lock else None
     if lock is None or root is None:
@@ -257,7 +258,7 @@ def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
-    """Return the lock on a file that a task waits for.
+    """Return the lock on a file that a task waits for; ``None`` if not found.
 
     :raises drgn.FaultError: if a conflicting lock cannot be read
     """
@@ -273,6 +274,8 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     Return the waiters of a lock; those that are blocked by no other waiter come first.
 
     The others conflict with one of these, and wait for it as well.
+
+    :return: ``None`` if there are none, or they cannot be read.
     """
     locks = _cache(context).locks
     queued = []
@@ -296,7 +299,7 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
 
     A POSIX lock belongs to all processes that share a table of open files: ``exact``.
     Other locks belong to an open file. Usually one process has it open. If several do,
-    the owner is the one that requested the lock: ``likely``; nobody is named if that
+    the owner is the one that requested the lock: ``likely``; the list is empty if that
     one no longer has the file open.
 
     :raises drgn.FaultError: if the lock cannot be read
@@ -315,7 +318,7 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
 
 
 def _own_request(context: LockContext, case: BlockedTask) -> _FileLock | None:
-    """Find the ``struct file_lock`` of a task's own request."""
+    """Find the ``struct file_lock`` of a task's own request, by its wait queue."""
     locks = _cache(context).locks
     for entry in case.stack.wait_entries():
         head = wait_queues(context).head_of(entry)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Wait targets of tasks that wait on files or for data; files that many watch."""
+"""Wait targets of tasks that wait on files or for data; files that many tasks watch."""
 
 import re
 import stat
@@ -52,7 +52,7 @@ _ANONYMOUS = re.compile(r"(?:anon_inode:)?\[?(\w[\w-]*)\]?")
 
 
 def by_file(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the file of a system call, by its kind."""
+    """Return the file of a task's system call as a wait target."""
     file = case.file
     if file is None:
         if case.is_in("wait_for_partner", "fifo_open"):
@@ -62,10 +62,10 @@ def by_file(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def of_file(context: LockContext, file: OpenFile, task_class: TaskClass) -> WaitTarget:
-    """Return an open file, by its kind.
+    """Return an open file as a wait target.
 
-    :param task_class: Class of the tasks that wait for it.
-    :raises drgn.FaultError: if it cannot be read
+    :param task_class: Class of the tasks that wait for the file.
+    :raises drgn.FaultError: if the file cannot be read
     """
     inode = context.storage.inode(file.inode)
     if stat.S_ISFIFO(inode.mode):
@@ -97,7 +97,10 @@ def _socket(context: LockContext, file: OpenFile, inode: Inode) -> WaitTarget:
 
 
 def _anonymous(context: LockContext, file: OpenFile, name: str) -> WaitTarget:
-    """Return an anonymous inode, whose name identifies its kind."""
+    """Return an anonymous inode as a wait target.
+
+    :param name: Its name, which identifies its kind: ``anon_inode:[eventfd]``.
+    """
     matched = _ANONYMOUS.fullmatch(name)
     on = WaitTarget(kind=matched[1] if matched else name, fd=file.fd)
     if on.kind == "signalfd":
@@ -113,7 +116,7 @@ def _anonymous(context: LockContext, file: OpenFile, name: str) -> WaitTarget:
 
 
 def _partner(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """A pipe with a name, on the way to be opened: nobody has the other end."""
+    """Return the named pipe that a task opens while nobody has its other end open."""
     for entry in case.stack.wait_entries():
         queue = wait_queues(context).head_of(entry)
         if queue is None:
@@ -139,7 +142,7 @@ def _partner(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def poll(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the number of files that are polled, and their descriptors if few."""
+    """Return the epoll that a task waits for, or the number of files that it polls."""
     ends = timer_ends(context, case)
     if case.is_in("ep_poll", "do_epoll_wait"):
         return WaitTarget(kind="epoll", fd=case.fd, **ends)
@@ -160,7 +163,7 @@ def poll(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 def _fds_of(
     context: LockContext, case: BlockedTask, files: list[int]
 ) -> tuple[int, ...] | None:
-    """Return the descriptors of some files; ``None`` if one has none or several."""
+    """Return descriptors of some files; ``None`` if a file has none, or several."""
     by_file = open_files(context, case).numbers
     candidates = [by_file.get(file, []) for file in files]
     if any(len(fds) != 1 for fds in candidates):
@@ -246,7 +249,7 @@ def _fault(
 
 
 def _folio(context: LockContext, case: BlockedTask) -> int | None:
-    """Return the page that a task waits for; ``None`` if there is no such page."""
+    """Return the folio that a task waits for; ``None`` if there is no such folio."""
     folios = (folio_of(context, case, entry) for entry in case.stack.wait_entries())
     return next(filter(None, folios), None)
 
@@ -254,7 +257,7 @@ def _folio(context: LockContext, case: BlockedTask) -> int | None:
 def _data(
     context: LockContext, case: BlockedTask, kind: str = "disk"
 ) -> WaitTarget | None:
-    """Return the data that a task waits for, by the page or buffer."""
+    """Return the wait target of a task that waits for a page or buffer."""
     folio = _folio(context, case)
     if folio:
         inode = context.storage.host_of_folio(folio)
@@ -317,7 +320,7 @@ def disk(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def _journal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the journal whose thread has to commit, by the queue of the task."""
+    """Return the journal whose thread has to commit, by the task's wait queue."""
     done = context.layout.offset("journal_s", "j_wait_done_commit")
     for entry in case.stack.wait_entries():
         queue = wait_queues(context).head_of(entry)
@@ -359,20 +362,20 @@ def reclaim(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 #
 # An event of the file wakes all of them, as no such wait is exclusive:
 # ep_poll_callback() of each epoll, unless it asks for EPOLLEXCLUSIVE, and pollwake()
-# (fs/eventpoll.c, fs/select.c). Of tasks that wait for one epoll, one is woken: they
-# are not counted here.
+# (fs/eventpoll.c, fs/select.c). Of several tasks that wait for the same epoll, only one
+# is woken, so these are not counted here.
 
 
 _LOW = 256
-"""Descriptors that are looked at in each table: a server opens what it listens to
+"""Number of descriptors to read of each table: a server opens its listening sockets
 first."""
 
 _MOST_POLLS = 4096
-"""Maximum number of tasks in poll() or select() whose stacks are read for it."""
+"""Maximum number of tasks in poll() or select() whose stacks are searched for files."""
 
 _MOST_FILES = 4096
 _MOST_WATCHERS = 4096
-"""Maximum number of files to look at, and of epolls that watch one file."""
+"""Maximum number of files to read, and of epolls that watch one file."""
 
 _EXCLUSIVE = 1 << 28
 """EPOLLEXCLUSIVE: an event wakes one of the epolls that ask for it."""
@@ -381,14 +384,14 @@ _LISTENS = 10
 """TCP_LISTEN, also of sockets of other families (include/net/tcp_states.h)."""
 
 _WATCHERS: Members = {
-    # Since Linux kernel commit 319c15174757 ("epoll: take epitem list out of struct
-    # file") (in v5.11) a pointer to the head of a list
+    # A pointer to the list's head since Linux kernel commit 319c15174757 ("epoll: take
+    # epitem list out of struct file") (in v5.11), before to its first node
     "list": ("f_ep", "f_ep_links.next"),
 }
 
 
 class _Watched(Struct, frozen=True):
-    """A file, and the tasks that wait for it."""
+    """A file (by address), and the tasks that wait for it (by row)."""
 
     file: int
     rows: frozenset[int]
@@ -404,13 +407,15 @@ def as_watched(
     stack_size: int,
 ) -> list[WaitTarget | None]:
     """
-    Replace the epolls and polls of many tasks by the file that they have in common.
+    Return the wait targets, with a file in place of the epolls and polls that watch it.
+
+    Only a file that many tasks wait for replaces their targets.
 
     A file that is no listening socket counts only for tasks that wait for nothing else:
-    what woke the others is not known.
+    the others may be woken by other files.
 
     :param ons: The wait target of each task of the context.
-    :param least: Minimum number of tasks.
+    :param least: Minimum number of tasks that wait for a file.
     :param stack_size: Bytes of a kernel stack.
     """
     targets = list(ons)
@@ -443,11 +448,13 @@ class _Search:
         self._ons = ons
         self._stack_size = stack_size
         self._rows: dict[int, set[int]] = defaultdict(set)
-        """Maps the address of a ``struct file`` to the tasks that wait for it."""
+        """Maps the address of a ``struct file`` to rows of tasks that wait for it."""
 
         self._fds: dict[int, int] = {}
+        """Maps the address of a ``struct file`` to a descriptor that some task has."""
+
         self._alone: set[int] = set()
-        """Tasks that wait for one file only."""
+        """Rows of tasks that wait for one file only."""
 
     def add_polls(self, rows: Rows) -> None:
         """Add tasks that wait in poll() or select()."""
@@ -499,7 +506,7 @@ class _Search:
     def _watched_files(
         self, tables: DescriptorTables
     ) -> Iterator[tuple[int, set[int]]]:
-        """Yield files that several epolls watch, and these epolls."""
+        """Yield each file that several epolls watch, and these epolls, by address."""
         files = self._low_files(tables)
         addresses = np.array([*files], np.uint64)
         context = self._context
@@ -517,7 +524,7 @@ class _Search:
                 yield file, epolls
 
     def _low_files(self, tables: DescriptorTables) -> dict[int, int]:
-        """Map the first files of some tables to a descriptor of each."""
+        """Map the address of each file with a low descriptor to that descriptor."""
         numbers: dict[int, int] = {}
         arrays = dict(zip(tables.files.tolist(), tables.size.tolist(), strict=True))
         for array, size in arrays.items():
@@ -530,9 +537,9 @@ class _Search:
         return numbers
 
     def _epolls(self, file: int, watchers: int) -> Iterator[int]:
-        """Yield the epolls that watch a file, without those that ask to be exclusive.
+        """Yield the epolls that watch a file without EPOLLEXCLUSIVE.
 
-        :param watchers: Address of its list, or of the first of the list.
+        :param watchers: Value of the member in :data:`_WATCHERS`.
         """
         layout = self._context.layout
         end, link = 0, watchers
@@ -551,7 +558,8 @@ class _Search:
                 yield epoll
 
     def found(self, least: int) -> list[_Watched]:
-        """Return the files that enough tasks wait for, those of most tasks last."""
+        """Return the files that enough tasks wait for, in rising order of preference:
+        listening sockets last, and among equals those that most tasks wait for."""
         found = []
         for file, rows in self._rows.items():
             if len(rows) < least:

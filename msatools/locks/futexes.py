@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Futexes: the kernel's hash tables, waits on them, and threads that can own them."""
+"""Futexes: the kernel's hash tables of waiters, their memory, and possible owners."""
 
 import re
 import struct
@@ -47,7 +47,8 @@ MAX_WAITERS = 1 << 22
 """Maximum number of waiters on one chain: as many as there can be tasks."""
 
 _MAX_BUCKETS = 1 << 22
-"""Twice 256 for each of 8,192 CPUs (futex_init()), the maximum of x86."""
+"""Maximum number of buckets of a table: twice 256 (futex_init()) for each of 8,192 CPUs
+(the maximum of x86)."""
 
 _KEY = struct.Struct("<QQI")
 _PREVIOUS = 8
@@ -55,7 +56,7 @@ _PREVIOUS = 8
 
 
 _HASHES = ("__futex_hash", "futex_hash")
-"""Functions that find the bucket of a key; compilers inline the first one."""
+"""Functions that find the bucket of a key; compilers may inline the first one."""
 
 _CODE_BYTES = 1024
 """More bytes than such a function has."""
@@ -65,12 +66,12 @@ _CONSTANT = re.compile(rb"(?=[\x48\x49][\xb8-\xbf](.{8}))", re.DOTALL)
 
 
 class Waiter(Struct, frozen=True):
-    """One ``struct futex_q``."""
+    """A ``struct futex_q``: the wait of a task on a futex."""
 
     address: int
     task: int
     lock: int
-    """Address of the lock of its bucket."""
+    """Address of the spinlock of its hash bucket."""
 
     key: FutexKey
     pi_state: int
@@ -132,9 +133,9 @@ class Futexes:
         return FutexKey(owner, word, offset, self._page_size)
 
     def on_stack(self, base: int, words: Addresses, task: int) -> Iterator[Waiter]:
-        """Find what may be a waiter of a task on its own stack, innermost first.
+        """Yield possible waiters of a task on its own stack, innermost first.
 
-        It is a waiter if it is on the chain of its bucket: see :meth:`chain`.
+        Only one that is on the chain of its bucket is real: see :meth:`chain`.
 
         :param base: Address of the first word.
         """
@@ -143,7 +144,7 @@ class Futexes:
             start = 8 * row - self._task
             if start < 0 or start + self._size > len(data):
                 continue
-            # Most are something else.
+            # Most pointers to the task are in no waiter.
             following, previous = LIST_HEAD.unpack_from(data, start + self._node)
             if min(following, previous) < KERNEL_HALF:
                 continue
@@ -158,7 +159,7 @@ class Futexes:
     def chain(self, lock: int, limit: int = MAX_WAITERS) -> Iterator[Waiter]:
         """Read the waiters on the chain of a bucket.
 
-        On a running kernel the chain may change: a waiter of another bucket ends it.
+        On a running kernel a chain may change: reading ends at another bucket's waiter.
 
         :param lock: Address of the lock of the bucket.
         :param limit: Maximum number of waiters.
@@ -192,7 +193,7 @@ class Futexes:
             (node,) = U64.unpack_from(data, self._node)
 
     def all(self, mms: Iterable[int] = ()) -> Iterator[Waiter]:
-        """Read all waiters of the common tables and of private ones.
+        """Read all waiters, in the tables of all processes and in private tables.
 
         :param mms: Address of each ``struct mm_struct`` that may have a private table.
         """
@@ -227,14 +228,15 @@ class Futexes:
             )
 
     def _common_tables(self) -> list[tuple[int, int]]:
-        """Return the array and the number of buckets of each table of all processes.
+        """Return address and number of buckets of each table that processes share.
 
         :raises drgn.FaultError: if a structure that leads to them cannot be read
         :raises MissingError: if the kernel has no such tables
         """
         prog = self._reader.prog
         try:
-            # "futex: Use runtime constants for __futex_hash() hot path" (after v7.1)
+            # This variable is new in "futex: Use runtime constants for __futex_hash()
+            # hot path" (after v7.1).
             mask = find_variable(prog, "__futex_mask").value_()
         except MissingError:
             pass
@@ -249,7 +251,7 @@ class Futexes:
         return [(data.queues.value_(), data.hashsize.value_())]
 
     def _queues(self) -> int:
-        """Find the array of pointers to the common tables, one per node.
+        """Find the array of pointers to the shared tables, one per NUMA node.
 
         :raises drgn.FaultError: if the variable or code with its address cannot be read
         :raises MissingError: if its address is unknown
@@ -274,7 +276,7 @@ class Futexes:
         raise MissingError("no variable has its address, and no known code")
 
     def _has_tables(self, queues: int) -> bool:
-        """Return whether an array has pointers to tables, by their first buckets."""
+        """Return whether an array points at tables, by the chains of first buckets."""
         try:
             heads = [table + self._chain for table in self._nodes(queues)]
             firsts = [self._layout.word(head) for head in heads]
@@ -285,7 +287,7 @@ class Futexes:
             return False
 
     def _nodes(self, queues: int) -> list[int]:
-        """Read an array of pointers to tables, one per node; skip null pointers."""
+        """Read the pointers to tables, one per NUMA node; skip null pointers."""
         prog = self._reader.prog
         try:
             count = int(find_variable(prog, "nr_node_ids").value_())
@@ -295,10 +297,10 @@ class Futexes:
         return [table for table in tables.tolist() if table]
 
     def _private_tables(self, mms: Iterable[int]) -> list[tuple[int, int]]:
-        """Return the array and the number of buckets of each private table.
+        """Return address and number of buckets of each private table.
 
-        "futex: Add basic infrastructure for local task local hash" (in v6.16); the
-        pointer was moved into nested structures since.
+        They exist since "futex: Add basic infrastructure for local task local hash" (in
+        v6.16). Newer kernels have the pointer to the table in nested structures.
         """
         layout = self._layout
         names = ("futex.phash.hash", "futex.phash", "futex_phash")
@@ -341,7 +343,7 @@ def _all_waiters(context: LockContext) -> list[Waiter]:
 def futex_waiters(
     context: LockContext,
 ) -> tuple[dict[int, list[Waiter]], Counter[FutexKey]]:
-    """Return all waiters on futexes by task, and the number of waiters by futex.
+    """Return all waiters by address of the task, and the number of waiters by futex.
 
     :raises MissingError: if the types are unknown
     """
@@ -371,24 +373,24 @@ _MAX_VECTOR = 128
 
 
 class RequestedFutexes:
-    """The futexes that were requested in one context."""
+    """The futexes that tasks of one context were found to wait on."""
 
     def __init__(self) -> None:
         self.waiters: dict[tuple[LockTypeName, object], Waiter] = {}
         """Maps type and key of each requested lock to one of its waiters."""
 
         self.words: dict[FutexKey, tuple[FutexKey, FutexKey]] = {}
-        """Maps the key of the start of a condition variable to those of its futexes."""
+        """Maps the key of a condition variable's start to the keys of its futexes."""
 
 
 @per_context
 def requested_futexes(context: LockContext) -> RequestedFutexes:
-    """Return the futexes that were requested in a context."""
+    """Return the futexes that tasks of a context were found to wait on."""
     return RequestedFutexes()
 
 
 def waiters_on(context: LockContext, lock: Lock) -> list[Waiter]:
-    """Return the waiters of a requested lock."""
+    """Return the waiters on a futex or condition variable; empty if not found."""
     key = lock.key
     if not isinstance(key, FutexKey):
         return []
@@ -410,17 +412,17 @@ def waiters_on(context: LockContext, lock: Lock) -> list[Waiter]:
 def waiters_of(
     context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find the waiters of a task, and the number of waiters of each futex.
+    """Find the ``struct futex_q`` of a task, and the number of waiters on each futex.
 
-    :return: One waiter, or those of ``futex_waitv()`` in the order of the call; empty
-        if not found. The counts are ``None`` if there are too many waiters to read.
+    :return: One, or those of ``futex_waitv()`` in the order of the call; empty if not
+        found. The counts are ``None`` if there are too many waiters to read.
     """
     if context.alone:
         return _own_futexes(context, case)
     by_task, counts = futex_waiters(context)
     waiters = by_task.get(case.address, [])
     if not waiters:
-        # Its chain is broken, or it was queued after that was read.
+        # The chain is damaged, or the task was queued after the chain was read.
         found = _found_by_stack(context)
         stack = case.address, case.stack.base
         if stack not in found:
@@ -434,17 +436,17 @@ def waiters_of(
 
 @per_context
 def _found_by_stack(context: LockContext) -> dict[tuple[int, int], list[Waiter]]:
-    """Waiters that were found on the stack of a task, by the task and its stack."""
+    """Maps a task and the first address of its stack to the waiters found there."""
     return {}
 
 
 def _own_futexes(
     context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find the waiters of one task without reading all tables."""
+    """Find what :func:`waiters_of` returns without reading all tables."""
     stack = case.stack
     for waiter in futexes(context).on_stack(stack.base, stack.words, case.address):
-        # Else it is left over from a call before, and so is the address of a chain.
+        # If not, it is left over from an earlier call, with the chain of that one.
         if not _is_queued(context, waiter):
             continue
         others = list(futexes(context).chain(waiter.lock, FEW_READS))
@@ -470,7 +472,7 @@ def _is_queued(context: LockContext, waiter: Waiter) -> bool:
 
 
 def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
-    """Find the waiters of ``futex_waitv()``, an array on the heap."""
+    """Find the ``struct futex_q`` of a ``futex_waitv()``: an array on the heap."""
     count = case.arguments[1]
     if not 0 < count <= _MAX_VECTOR:
         return []
@@ -507,7 +509,7 @@ class FutexPlace(Struct, frozen=True):
     mm: int
     address: int
     inode: int
-    """Address of the inode of the file that it is in; 0 if it is in no file."""
+    """Address of the ``struct inode`` of the file with the futex; 0 if in no file."""
 
 
 class _Users(Struct, frozen=True):
@@ -519,7 +521,7 @@ class _Users(Struct, frozen=True):
 
 
 class _MappedBy:
-    """Who maps files, and tasks by their IDs, kept for one context."""
+    """The processes that map files, and the tasks by ID, kept for one context."""
 
     def __init__(self, context: LockContext) -> None:
         self.users: dict[int, _Users] = {}
@@ -568,8 +570,8 @@ def _mm(context: LockContext, task: int) -> int:
 def find_owner(context: LockContext, place: FutexPlace, tid: int) -> int | None:
     """Find the thread that has an ID and can use a futex; ``None`` unless it is unique.
 
-    The ID is that in the PID namespace of the owner. For a futex in a file, the owner
-    may be of any process that maps the file, and in another namespace than the waiter.
+    The ID is valid in the PID namespace of the owner. For a futex in a file, this may
+    be any process that maps the file, also in another PID namespace than the waiter's.
     """
     mms, spaces = {place.mm}, {_namespace(context, place.task)}
     if place.inode:
@@ -583,7 +585,7 @@ def find_owner(context: LockContext, place: FutexPlace, tid: int) -> int | None:
 def _users(context: LockContext, inode: int) -> _Users:
     """Find the processes that map a file.
 
-    :raises drgn.FaultError: if there are too many, or a mapping cannot be read
+    :raises UNREADABLE: if there are too many, or a mapping cannot be read
     """
     users = _cache(context).users
     if inode not in users:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The graph of waits: edges in; cycles, roots and chains out. Pure.
+"""The graph of waits, with its cycles, roots and chains; reads no memory.
 
-Also owners of locks, by the lock itself and by stacks, with their confidence.
+Also the owners of locks, by the lock itself and by stacks, with their confidence.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from msatools.locks.report import SUREST_FIRST, Lock, OwnerConfidence
 
-# --- Owners of locks, by the lock itself and by stacks, with their confidence. Pure.
+# --- Owners of locks, by the lock itself and by stacks, with their confidence.
 
 
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem", "srcu"})
@@ -38,10 +38,10 @@ class Owned(Struct, frozen=True):
     row: int
     confidence: OwnerConfidence
     seen: bool
-    """Whether its stack has the lock's address."""
+    """Whether the lock's address is on its stack."""
 
     firm: bool
-    """Whether it may be part of a deadlock."""
+    """Whether an edge to it may be part of a deadlock."""
 
     against: tuple[str, ...] = ()
     """Reasons why it cannot have the lock, though the lock names it."""
@@ -63,27 +63,28 @@ def owners(
     handles: Callable[[int], bool] = lambda row: True,
 ) -> tuple[Owned, ...]:
     """
-    Return the owners of a lock, by the evidence in falling order.
+    Return the owners of a lock, by three kinds of evidence, the strongest first.
 
-    1. The lock's own word, unless something refutes it: see
-       :mod:`msatools.locks.ownership`. Then the lock has no known owner.
-    2. Where a reader is, if that implies that it has the lock; and the kernel's hint,
-       the last reader of a lock or the last owner of a semaphore, unless refuted: it
-       may have released the lock since.
-    3. The lock's address on a stack, below a function that takes such locks, for as
-       many readers as the others leave. An owner usually has it there. So has each
-       waiter, and sometimes a task that has released the lock: so stacks prove nothing
-       if there are more of them than readers. If they are just as many, the last
-       reader has left, unless something else speaks for it.
+    1. The exact owner that the lock records. If something refutes it (see
+       :mod:`msatools.locks.ownership`), only refuted tasks are returned.
+    2. Readers in a function that implies that they have the lock; and the last reader
+       of a rwsem, or the last owner of a semaphore, that the kernel recorded, unless
+       refuted: it may have released the lock since.
+    3. Tasks with the lock's address on their stack, in a function that takes such
+       locks. An owner usually has it there; so has each waiter, and sometimes a task
+       that has released the lock. So stacks prove nothing if these tasks and the ones
+       of 2. that are seen or firm are more than the readers. If they are just as many,
+       the recorded last reader has left, unless it is one of them.
 
     :param named: Rows of tasks that the lock itself records, with the confidence.
     :param readers: The number of readers; ``None`` if the lock does not count them.
-    :param seen: Rows of tasks whose stacks have its address.
+    :param seen: Rows of tasks with the lock's address on their stacks.
     :param waiting: Rows of tasks that wait for the lock.
     :param searched: Whether all stacks were searched, not just those of named tasks.
-    :param implied: Rows of tasks that have it, because of where they are.
-    :param against: Returns what refutes that a task has it.
+    :param implied: Rows of tasks that have the lock, by the functions they are in.
+    :param against: Returns reasons why the task in a row cannot have the lock.
     :param handles: Returns whether a task is in a function that takes such locks.
+    :return: Refuted tasks have :attr:`Owned.against`: they are no owners.
     """
     refuted = {row: texts for row, _ in named if (texts := against(row))}
     if any(confidence == "exact" and row in refuted for row, confidence in named):
@@ -123,7 +124,7 @@ def owners(
         most = 1  # a writer owns the lock
     supported = [own for own in recorded if own.seen or own.firm]
     if len(others) + len(supported) > most:
-        # There are more candidates than owners that are left.
+        # More candidates than owners: the stacks prove nothing.
         return tuple(_contradicted(own, others) for own in recorded)
     if others and len(others) + len(supported) == most:
         recorded = supported
@@ -135,7 +136,7 @@ def owners(
 
 
 def _contradicted(own: Owned, others: Sequence[int]) -> Owned:
-    """Add who else may have the lock to an owner of which it is not certain."""
+    """Add the other candidates to an owner that is neither firm nor seen."""
     if own.firm or own.seen:
         return own
     return Owned(own.row, own.confidence, own.seen, own.firm, others=tuple(others))
@@ -144,28 +145,28 @@ def _contradicted(own: Owned, others: Sequence[int]) -> Owned:
 def _with_implied(
     recorded: list[Owned], implied: Collection[int], seen: Collection[int]
 ) -> list[Owned]:
-    """Add the tasks that have a lock where they are, which confirms those recorded."""
+    """Add the tasks whose functions imply that they have the lock, as firm owners."""
     known = {own.row: own for own in recorded}
     for row in sorted(implied):
         known[row] = Owned(row, "likely", seen=row in seen, firm=True)
     return list(known.values())
 
 
-# --- The graph of waits: edges in; cycles, roots and chains out.
+# --- The graph of waits, with its cycles, roots and chains.
 #
-# Pure. A task that waits for a lock has an edge to each owner. A node without edges of
-# its own is a root: a task that owns what others wait for, or something that is not a
-# task, such as a device or a lock with no known owner. Tasks that wait for each other
-# are one root together: their strongly connected component (Tarjan, Depth-first search
-# and linear graph algorithms, 1972).
+# A task that waits for a lock has an edge to each owner. A node without edges of its
+# own is a root: a task that owns what others wait for, or something that is not a task,
+# such as a device or a lock with no known owner. Tasks that wait for each other are one
+# root together: their strongly connected component (Tarjan, Depth-first search and
+# linear graph algorithms, 1972).
 
 
 Thing = Hashable
-"""Something that tasks wait for: no task, or a lock with no known owner."""
+"""Something that tasks wait for, but no task: also a lock with no known owner."""
 
 
 class Edge(Struct, frozen=True):
-    """One task waits for another."""
+    """The wait of a task for the owner of a lock."""
 
     waiter: int
     lock: Lock
@@ -199,9 +200,10 @@ class GraphRoot(Struct, frozen=True):
     """A single task, or those of a cycle; empty for a thing."""
 
     thing: Thing | None
+    """What the root is if it is no task; ``None`` for tasks."""
 
     direct: tuple[int, ...]
-    """Tasks that wait for the root directly, without those of a cycle."""
+    """Tasks that wait for the root directly, without its own tasks."""
 
     blocked: frozenset[int]
     """Tasks that wait for the root directly or indirectly, without its own tasks."""
@@ -293,11 +295,11 @@ class Graph:
         return frozenset(task for tasks in self._behind.values() for task in tasks)
 
     def root_of(self, task: int) -> GraphRoot:
-        """Return a task as a root, whatever it waits for itself."""
+        """Return a task as a root, even if it waits for something itself."""
         return self._root(frozenset((task,)))
 
     def root_before(self, thing: Thing, direct: Sequence[int]) -> GraphRoot:
-        """Return a thing as the root of some of those that wait for it."""
+        """Return a thing as the root of the tasks *direct* and of all behind them."""
         blocked = frozenset(direct) | self.blocked_by(direct)
         chain = self._chain(direct)
         return GraphRoot(frozenset(), thing, tuple(direct), blocked, chain)
@@ -307,7 +309,7 @@ class Graph:
         return any(waiter != task for waiter in self._before.get(task, ()))
 
     def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
-        """Return all that wait behind some tasks, without those tasks themselves."""
+        """Return all tasks that wait for some tasks, directly or not, without these."""
         start = set(tasks)
         found = set(start)
         todo = list(start)
@@ -319,8 +321,8 @@ class Graph:
         return frozenset(found - start)
 
     def way(self, task: int) -> list[Edge]:
-        """Return the edges from a task to its root: the surest of each one, unless that
-        leads back to where it has been."""
+        """Return a path of edges from a task to its root: at each task the surest edge
+        that does not lead back to a task on the path."""
         seen = {task}
         edges: list[Edge] = []
         while True:
@@ -335,7 +337,7 @@ class Graph:
     def confidence_in(
         self, owner: int, waiters: Iterable[int]
     ) -> OwnerConfidence | None:
-        """Return that of the surest edge from some tasks to an owner."""
+        """Return the confidence of the surest edge from some tasks to an owner."""
         found = {
             edge.confidence
             for waiter in waiters
@@ -383,7 +385,7 @@ class Graph:
 
     @cached_property
     def _heights(self) -> dict[frozenset[int], int]:
-        """Length of the longest chain of waits that ends in each component."""
+        """Maps each component to the length of the longest chain that ends in it."""
         of = self._component_of
         behind: dict[frozenset[int], set[frozenset[int]]] = {
             component: set() for component in of.values()
@@ -400,7 +402,7 @@ class Graph:
 
 
 def _without_loose_cycles(edges: list[Edge]) -> list[Edge]:
-    """Leave out edges that are not firm and would close a cycle.
+    """Leave out edges that are not firm and are part of a cycle.
 
     A cycle contradicts evidence from stacks: a task that has released a lock may still
     have its address on the stack.
@@ -453,7 +455,10 @@ def _shortest(
 
 
 def _components(after: Mapping[int, Sequence[int]]) -> list[frozenset[int]]:
-    """Find the strongly connected components, without recursion."""
+    """Find the strongly connected components, without recursion.
+
+    :param after: Maps each task that waits to the owners.
+    """
     number: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

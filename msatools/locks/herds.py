@@ -3,21 +3,21 @@
 """
 Thundering herds: many tasks that are woken together where one would have been enough.
 
-A kernel does not record who woke whom. But one dump shows it, as a wake-up of all
-leaves three traces in the tasks that wait on one thing:
+The kernel does not record which tasks were woken together. But one dump shows a herd,
+as its wake-ups leave three traces in the tasks that wait on one thing:
 
-- They all went to sleep within a short time, however long ago. Each needs a turn on a
-  CPU, and usually a lock, before it sleeps again. So the time allowed grows with their
-  number: :data:`TURN_NS` each, for all but a twentieth, which came later or are slow.
-  Or they fell asleep in two such times that are far apart, if some waited for a CPU.
+- They went to sleep within a short time, however long ago. Each needs a turn on a CPU,
+  and usually a lock, before it sleeps again. So the time allowed is :data:`TURN_NS` for
+  each of them; a twentieth of them may have slept earlier or later. Or they went to
+  sleep in two such times that are far apart, if some of them waited for a CPU.
 - They lived for longer than that time before they went to sleep. Threads that were
-  made together, and have waited since, are no herd.
-- Each has gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
+  created together, and have waited since, are no herd.
+- Most have gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
 
-On the lab's kernels 1,000 workers of a server that broadcasts went to sleep within 34
-to 72 ms, after lives of some ten seconds, and have slept 4 to 9 times. The workers of
-one that wakes one at a time sleep since they were made, or are as far apart as its
-requests.
+On the lab's kernels 1,000 workers of a server that wakes all of them went to sleep
+within 34 to 72 ms, after lives of some ten seconds, and have slept 4 to 9 times. The
+workers of a server that wakes one at a time have slept since they were created, or went
+to sleep as far apart as its requests came.
 """
 
 import random
@@ -44,18 +44,19 @@ from msatools.tasks.waits import TaskClass, are_any
 MIN_WAITERS = 16
 TURN_NS = 1_000_000
 MIN_SWITCHES = 3
-"""The median: one sleep that is the first, and the wake-ups that two others took."""
+"""Minimum median of the tasks' voluntary context switches: their first sleep, and two
+more after wake-ups."""
 
 _STRAGGLERS = 0.05
 _LOOKS, _PAUSE_SECONDS = 8, 0.02
-"""Number of times that one crowd is read again, and the maximum pause in between."""
+"""Number of times that one crowd is read again, and the maximum pause between two."""
 
 _MOST_CROWDS, _MOST_THREADS = 4, 256
-"""Maximum number of crowds to read again for one report, the largest first, and of
-threads of each: a machine may have hundreds of crowds."""
+"""Maximum number of crowds to read again for one report, the largest first, and the
+maximum number of threads of each: a machine may have hundreds of crowds."""
 
 _RECENT_NS = 5_000_000_000
-"""Tasks that slept for longer are not in a current round of wake-ups."""
+"""Maximum median time asleep, in ns, of a crowd that may be woken just now."""
 
 # Kinds of things that are identified by a file descriptor of one process.
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
@@ -69,7 +70,7 @@ class _Thing(Struct, frozen=True):
     """An address, an inode number, an ID or a file descriptor."""
 
     process: int | None
-    """ID of the process in which the number is valid; ``None`` if in all."""
+    """ID of the process in which the number is valid; ``None`` if in every process."""
 
     whole: str | None = None
     """Name of the device or inode in which the number is valid."""
@@ -85,10 +86,10 @@ class _Thing(Struct, frozen=True):
 
 
 class Watched(Struct, frozen=True):
-    """Data of threads that are read repeatedly."""
+    """Data from reading threads repeatedly."""
 
     slept: npt.NDArray[np.int64] | None = None
-    """Number of times that each thread has gone to sleep within an interval."""
+    """Number of times that each thread has gone to sleep within an interval, by row."""
 
     again: Callable[[Rows], Iterator[TaskTable]] | None = None
     """Reads some threads again a few times, each time all at once: on a running kernel
@@ -101,7 +102,7 @@ UNWATCHED = Watched()
 def read_again(
     reader: TaskReader, tasks: TaskTable
 ) -> Callable[[Rows], Iterator[TaskTable]]:
-    """Return a function that reads some threads again, for a few crowds."""
+    """Return a function for :attr:`Watched.again` that serves the first few crowds."""
     crowds = iter(range(_MOST_CROWDS))
 
     def again(rows: Rows) -> Iterator[TaskTable]:
@@ -112,22 +113,22 @@ def read_again(
         for _ in range(_LOOKS):
             found = reader.read(addresses, LossLog())
             yield found.only(np.isin(found["pid"], pids))
-            # Random, so as not to hit a round at the same place each time.
+            # Random, so as not to read each round of wake-ups in the same phase.
             time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     return again
 
 
 _AT_ONE_FUTEX = (TaskClass.LCK, TaskClass.KLK, TaskClass.LAT, TaskClass.WAK)
-"""Classes of threads that one lock or futex may have among its crowd, whatever the
-stack, with those that were just woken from it."""
+"""Classes of the threads in the crowd of a lock or futex, whatever their stacks,
+including threads that were just woken from it."""
 
 
 def may_be_herds(tasks: TaskTable, now: TaskState) -> Booleans:
     """Return which threads may be in a herd, whatever they wait on.
 
-    A crowd is of one class, but for those of locks. The median of a herd has slept
-    :data:`MIN_SWITCHES` times: so at least half of it has.
+    The threads of a crowd have one class, or those of :data:`_AT_ONE_FUTEX`. At least
+    half of a herd has slept :data:`MIN_SWITCHES` times, as its median has.
     """
     often = tasks["nvcsw"] >= MIN_SWITCHES
     part = np.where(are_any(now.classes, _AT_ONE_FUTEX), TaskClass.LCK, now.classes)
@@ -147,7 +148,7 @@ def find_herds(
     Find herds among some threads, the largest first.
 
     :param ons: The wait target of each thread, if known; for threads that are just
-        being woken, the last one.
+        being woken, what they waited on.
     :param gone: Rows of threads that are just being woken.
     """
     crowds: dict[tuple[_Thing, int], list[int]] = {}
@@ -182,11 +183,13 @@ def crowd_of(
     watched: Watched = UNWATCHED,
 ) -> Herd:
     """
-    Return the tasks that wait for one lock as a herd, which may have no confidence.
+    Return the tasks that wait for one lock as a :class:`.Herd`.
 
     :param lock: ID of the lock in the report.
     :param on: The wait target of the tasks.
-    :param woken: Rows of tasks that have waited for it, and are just being woken.
+    :param rows: Rows of the tasks that wait.
+    :param woken: Rows of tasks that have waited for the lock, and are just being woken.
+    :return: With ``confidence`` ``none`` if they were not woken together.
     """
     crowd = _Crowd(tasks, now, clocks, rows, woken, watched)
     herd = crowd.as_herd(lock, on.kind, on)
@@ -197,11 +200,11 @@ def crowd_of(
 
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
-    Return a herd as confirmed if it thundered within an interval.
+    Return a herd as confirmed if it was woken within an interval.
 
-    It did if all but a few of its waiters have gone to sleep in the interval.
+    It was if all but a few of its waiters have gone to sleep in the interval.
 
-    :param slept: Number of times that each waiter did (by ``nvcsw``).
+    :param slept: Number of times that each waiter went to sleep (by ``nvcsw``).
     """
     woken = np.count_nonzero(slept)
     if len(slept) and woken >= (1 - _STRAGGLERS) * len(slept):
@@ -212,6 +215,7 @@ def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
 
 
 _ALL_WAYS = frozenset({"futex", "lock"})
+"""Kinds of things whose waiters are one crowd, whatever their stacks."""
 
 
 def _thing(on: WaitTarget, process: int) -> _Thing | None:
@@ -226,7 +230,7 @@ def _thing(on: WaitTarget, process: int) -> _Thing | None:
         # In a shared file: processes usually map it at the same address (fork()).
         return _Thing(on.kind, int(on.address), None, f"inode {on.inode}")
     if on.kind in _OF_PROCESS:
-        # Threads share descriptors; processes may have the same one by other numbers.
+        # Threads share descriptors; in another process the same file may have another.
         return None if on.fd is None else _Thing(on.kind, on.fd, process)
     if on.kind in ("pipe", "socket", "flock", "posix_lock") and on.inode is not None:
         return _Thing(on.kind, on.inode, None, on.device)
@@ -256,7 +260,7 @@ class _Crowd:
         self._watched = watched
 
     def thunders(self) -> bool:
-        """Return whether the threads were woken together: see the module."""
+        """Return whether the threads were woken together, as the module describes."""
         if float(np.median(self._tasks["nvcsw"][self._all])) < MIN_SWITCHES:
             return False
         if len(self._woken) >= MIN_WAITERS // 2:
@@ -264,7 +268,7 @@ class _Crowd:
         return self._have_lived() and self._slept_together()
 
     def _have_lived(self) -> bool:
-        """Return whether they lived for a while before they went to sleep."""
+        """Return whether the threads lived for a while before they went to sleep."""
         if self._clocks.monotonic_ns is None or not len(self._rows):
             return False
         started = self._tasks["start_ns"][self._rows].astype(np.int64)
@@ -280,8 +284,8 @@ class _Crowd:
         if _apart(self._now.age_ns[self._rows]) <= self._allowed_ns:
             return True
         if self._watched.again is None:
-            # One round may be under way: those sleep since the round before. Or some
-            # have got no CPU for long, as others wanted it, too.
+            # A round of wake-ups may be under way: then those who sleep do so since the
+            # one before. Or some threads went to sleep late, as they got no CPU.
             ages = self._now.age_ns[self._rows]
             return self._in_rounds(ages) if len(self._woken) else _in_two_parts(ages)
         if not self._are_woken():
@@ -289,25 +293,28 @@ class _Crowd:
         return any(map(self._together_in, self._watched.again(self._all)))
 
     def _are_woken(self) -> bool:
-        """Return whether they are woken often enough for a round to be under way."""
+        """Return whether a round (a wake-up of all threads) may be under way now."""
         if self._watched.slept is not None:
             return bool(np.median(self._watched.slept[self._all]))
         return float(np.median(self._now.age_ns[self._all])) < _RECENT_NS
 
     def _together_in(self, table: TaskTable) -> bool:
-        """Return whether most of them, read again, sleep since one or two rounds."""
+        """Return whether threads that were read again sleep since one or two rounds."""
         rests = asleep(table)
         stamps = table["exec_start_ns"][rests].astype(np.int64)
         return len(stamps) >= MIN_WAITERS // 2 and self._in_rounds(stamps)
 
     def _in_rounds(self, times: npt.NDArray[np.int64]) -> bool:
-        """Return whether they went to sleep in one round, or two."""
+        """Return whether threads went to sleep in one round, or in two.
+
+        :param times: Time of each, or time since then, in ns.
+        """
         if _apart(times) <= self._allowed_ns:
             return True
         return all(_apart(part) <= self._allowed_ns for part in _parts(times))
 
     def as_herd(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
-        """Return them as a herd; an interval may confirm it."""
+        """Return the threads as a :class:`.Herd`; confirmed if an interval shows it."""
         tasks, rows = self._tasks, self._all
         ages = self._now.age_ns[self._rows if len(self._rows) else rows]
         herd = Herd(
@@ -333,8 +340,8 @@ class _Crowd:
         """Find the thread that most likely wakes the crowd, and is not a part of it.
 
         The kernel records for each task its last wakee, and the number of times that
-        this changed, which it halves after a second (record_wakee()). Wake-ups by an
-        interrupt count for the interrupted task, so its last wakee may be any task.
+        the wakee changed, halved each second (record_wakee()). Wake-ups by an interrupt
+        count for the interrupted task, so the last wakee of a task may be any task.
         """
         tasks = self._tasks
         if not tasks.has("last_wakee"):
@@ -345,7 +352,7 @@ class _Crowd:
         wakes[self._all] = False
         found = np.flatnonzero(wakes)
         if not len(found):
-            # The usual case, without a look at all processes: there may be many crowds.
+            # The usual case: save the search of all threads, as crowds may be many.
             return None
         own = np.isin(tasks["tgid"], distinct(tasks["tgid"][self._all]))
         # The waker of a futex is a thread of the same process.
@@ -365,14 +372,14 @@ class _Crowd:
 
 
 def _name_of(on: WaitTarget) -> str | None:
-    """Return what a futex is a part of, or what a socket is bound to."""
+    """Return what a futex is a part of, or the type and local address of a socket."""
     if on.kind == "socket":
         return " ".join(filter(None, (on.type, on.local))) or None
     return on.name if on.kind == "futex" else None
 
 
 def _apart(times: npt.NDArray[np.int64]) -> float:
-    """Return the span of all but a few times."""
+    """Return the span of times, without the earliest and latest few."""
     first, last = np.quantile(times, (_STRAGGLERS / 2, 1 - _STRAGGLERS / 2))
     return float(last - first)
 
@@ -385,7 +392,7 @@ def _parts(times: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
 
 
 def _in_two_parts(times: npt.NDArray[np.int64]) -> bool:
-    """Return whether threads went to sleep in two parts, each of them at once.
+    """Return whether threads went to sleep in two parts, each within a short time.
 
     Each part takes at most its share of the allowed time, and less than the gap between
     the parts.

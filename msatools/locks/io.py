@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""I/O in flight of disks, down stacked disks to the hardware, and who waits for it."""
+"""I/O in flight of disks, the way through stacked disks to the hardware, and the disks
+that tasks wait for."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -42,7 +43,7 @@ _ISSUE_BITS = 51
 """Bits of the time in ``struct bio_issue`` (``BIO_ISSUE_TIME_MASK``): nanoseconds."""
 
 _IO_MAGIC = 19577
-"""``DM_IO_MAGIC``: the first bio of an I/O is in its ``struct dm_io``."""
+"""``DM_IO_MAGIC``: marks a ``struct dm_io``, which has the first clone of a bio."""
 
 _MAX_NAME = 64
 
@@ -115,11 +116,11 @@ class Bios:
         for number, (info, _) in enumerate(records):
             if number == _MAX_BIOS:
                 return
-            # dm_bio_from_per_bio_data(): the data of the target come first.
+            # dm_bio_from_per_bio_data(): the target's own data precede the dm_io.
             io = info + room
             magic = layout.member(io, "dm_io", "magic")
             if magic != _IO_MAGIC:
-                # A further bio of a split one; the first one has all of it.
+                # A further clone of a split bio; the first clone leads to the bio.
                 continue
             bio, start = layout.members(io, "dm_io", "orig_bio", "start_time")
             jiffies = self._requests.jiffies
@@ -146,7 +147,7 @@ class Bios:
         )
 
     def _issued_ns(self, bio: int) -> int | None:
-        """Return the time at which a bio was submitted, if it is recorded."""
+        """Return CLOCK_MONOTONIC when a bio was submitted; ``None`` if not recorded."""
         layout = self._layout
         if layout.has("bio", "issue_time_ns"):
             return layout.member(bio, "bio", "issue_time_ns") or None
@@ -180,7 +181,7 @@ class Way(Struct, frozen=True):
     """The first is the one that was asked for; the last holds the I/O."""
 
     below: tuple[Disk, ...]
-    """Disks further down, which have nothing of it; a single one each."""
+    """Disks further down, which hold none of it, while each has one disk below."""
 
 
 class InFlightIo:
@@ -192,18 +193,18 @@ class InFlightIo:
         self._known: dict[int, DiskIo] = {}
 
     def all(self) -> tuple[DiskIo, ...]:
-        """Return all disks: those with the oldest I/O first, idle ones last."""
+        """Return all disks with their I/O: the oldest I/O first, idle disks last."""
         return self._rows(self._disks.all)
 
     def named(self, names: Container[str]) -> tuple[DiskIo, ...]:
-        """Return some disks, in the same order."""
+        """Return the disks that have one of some names, in the order of :meth:`all`."""
         return self._rows(disk for disk in self._disks.all if disk.name in names)
 
     def _rows(self, disks: Iterable[Disk]) -> tuple[DiskIo, ...]:
         return tuple(sorted(map(self.of_disk, disks), key=_weight))
 
     def of_disk(self, disk: Disk) -> DiskIo:
-        """Return a disk with its I/O in flight; what cannot be read is a loss."""
+        """Return a disk with its I/O in flight; count unreadable parts as losses."""
         if disk.address not in self._known:
             self._known[disk.address] = self._read(disk)
         return self._known[disk.address]
@@ -237,7 +238,8 @@ class InFlightIo:
         )
 
     def _counted(self, disk: Disk) -> tuple[int, int]:
-        """Sum the counters of a disk without requests, as part_in_flight_rw() does."""
+        """Return the reads and writes in flight of a disk without requests: the sums of
+        its per-CPU counters, as part_in_flight_rw() does."""
         layout, reader = self._context.layout, self._context.reader
         stats = layout.member(disk.part0, "block_device", "bd_stats")
         start = layout.offset("disk_stats", "in_flight")
@@ -251,7 +253,7 @@ class InFlightIo:
         return max(0, reads), max(0, writes)
 
     def _no_completion_ns(self, disk: Disk) -> int | None:
-        """Return how long ago a disk's last completion is at least."""
+        """Return a lower bound, in ns, of the time since a disk's last completion."""
         context = self._context
         jiffies, now = all_requests(context).jiffies, context.monotonic_ns
         if jiffies is None or now is None or disk.part0 < KERNEL_HALF:
@@ -266,8 +268,8 @@ class InFlightIo:
     def way(self, disk: Disk) -> Way:
         """Follow the I/O of a disk down to the disk that holds it.
 
-        It ends at a disk that holds I/O back, at one below which nothing is in flight,
-        or more than one disk has something in flight, and at hardware.
+        The way ends at hardware, at a disk that holds I/O back, and at a disk below
+        which not exactly one disk has I/O in flight.
         """
         path = [disk]
         while len(path) < _MAX_HEIGHT and not self._holds(path[-1]):
@@ -313,13 +315,13 @@ def in_flight(context: LockContext) -> InFlightIo:
     return InFlightIo(context, all_disks(context))
 
 
-# --- The disks that tasks wait for in XFS and btrfs, by structures of these.
+# --- The disks that tasks wait for in XFS and btrfs, by structures of the file system.
 #
-# For the I/O of a struct xfs_buf a task waits by the completion in it
+# For the I/O of a struct xfs_buf a task waits on the completion in it
 # (fs/xfs/xfs_buf.c), for the log of XFS on wait queues of the log's structures
 # (fs/xfs/xfs_log_priv.h). A super block of btrfs has no block device: the file system's
 # devices are in the list of its struct btrfs_fs_devices (fs/btrfs/volumes.h). For a
-# tree block a task waits by a bit of the struct extent_buffer, or for that buffer's
+# tree block a task waits on a bit of the struct extent_buffer, or for that buffer's
 # folio; for the tree log on a wait queue of the struct btrfs_root
 # (fs/btrfs/tree-log.c).
 
@@ -329,7 +331,8 @@ _XFS_LOG = (
     ("xfs_cil", ("xc_push_wait", "xc_start_wait", "xc_commit_wait"), "xc_log"),
     ("xlog", ("l_flush_wait",), ""),
 )
-"""Wait queues of an XFS log, and the way to its ``struct xlog``."""
+"""Structures of an XFS log, their wait queues, and the member that points at the
+``struct xlog``: empty for that itself."""
 
 _BTRFS_LOG = ("log_writer_wait", "log_commit_wait[0]", "log_commit_wait[1]")
 """Wait queues of a ``struct btrfs_root``."""
@@ -339,10 +342,10 @@ _MAX_DEVICES = 64
 
 
 def disk_of_lock(context: LockContext, lock: Lock) -> Disk | None:
-    """Return the disk of the block of a file system that a lock is in.
+    """Return the disk of the XFS or btrfs file system whose structure contains a lock.
 
-    :return: ``None`` if it is in no such block, or in one of a file system with several
-        disks of which it is not known which has the I/O.
+    :return: ``None`` if none does, or of its several disks not exactly one has I/O in
+        flight.
     """
     if not lock.address:
         return None
@@ -356,13 +359,13 @@ def disk_of_lock(context: LockContext, lock: Lock) -> Disk | None:
             found = (disk(context, lock.address) for disk in disks)
             return next((disk for disk in found if disk), None)
     except LOST:
-        # Most are in no such structure, and what lies there leads nowhere.
+        # Most locks are in no such structure: pointers beside them cannot be followed.
         pass
     return None
 
 
 def disk_of_super_block(context: LockContext, super_block: int) -> Disk | None:
-    """Return the disk of a btrfs; of several, the one that has I/O in flight."""
+    """Return the disk of a btrfs; of several disks, the only one with I/O in flight."""
     storage, layout = context.storage, context.layout
     try:
         if storage.file_system_type(super_block) != "btrfs":
@@ -383,7 +386,7 @@ def _of_xfs(context: LockContext, completion: int) -> Disk | None:
 
 
 def _of_xfs_log(context: LockContext, queue: int) -> Disk | None:
-    """Return the disk of the log that a queue is of, if I/O is in flight there."""
+    """Return the disk of the XFS log that has a wait queue, if it has I/O in flight."""
     layout = context.layout
     for name, members, way in _XFS_LOG:
         for member in members:
@@ -392,7 +395,7 @@ def _of_xfs_log(context: LockContext, queue: int) -> Disk | None:
             start = queue - layout.offset(name, member)
             try:
                 log = layout.member(start, name, way) if way else start
-            except UNREADABLE:  # it is not in that structure
+            except UNREADABLE:  # the queue is in another structure
                 continue
             disk = _of_log(context, log)
             if disk is not None:
@@ -407,14 +410,14 @@ def _of_log(context: LockContext, log: int) -> Disk | None:
         if layout.member(cil, "xfs_cil", "xc_log") != log:
             return None
         device = layout.member(target, "xfs_buftarg", "bt_bdev")
-    except UNREADABLE:  # it is no log
+    except UNREADABLE:  # it is no struct xlog
         return None
     disk = _of_device(context, device)
     return disk if disk and in_flight(context).has_io(disk) else None
 
 
 def _of_btrfs_log(context: LockContext, queue: int) -> Disk | None:
-    """Return the disk of the btrfs whose log of files a queue is of, if it has I/O."""
+    """Return the disk of the btrfs whose tree log has a wait queue, if it has I/O."""
     layout = context.layout
     for member in _BTRFS_LOG:
         if not layout.has("btrfs_root", member.partition("[")[0]):
@@ -423,7 +426,7 @@ def _of_btrfs_log(context: LockContext, queue: int) -> Disk | None:
         try:
             info = layout.member(root, "btrfs_root", "fs_info")
             disks = list(_disks_of_btrfs(context, info))
-        except UNREADABLE:  # it is no root of a tree
+        except UNREADABLE:  # it is no struct btrfs_root
             continue
         busy = [disk for disk in disks if in_flight(context).has_io(disk)]
         if busy:
@@ -468,8 +471,8 @@ def _busy(context: LockContext, disks: list[Disk]) -> Disk | None:
 
 # --- Finds the disk that a task waits for in the block layer itself.
 #
-# It waits for a tag, for its share of writeback (blk-wbt), for a queue that is frozen,
-# or for a bio or request whose completion is on its stack.
+# Such a task waits for a tag, for its share of writeback (blk-wbt), for a queue that is
+# frozen, or for a bio or request whose completion is on the task's stack.
 
 
 _TAGS = ("blk_mq_get_tag",)
@@ -509,7 +512,7 @@ def disk_of_wait(
 
 
 def _throttling_waits(context: LockContext, case: BlockedTask) -> Iterator[int]:
-    """Yield what may be the ``struct rq_wait`` that rq_qos_wait() waits on."""
+    """Yield candidates for the ``struct rq_wait`` that rq_qos_wait() waits on."""
     layout, name = context.layout, "rq_qos_wait_data"
     if not layout.has(name, "rqw"):
         return
@@ -523,7 +526,7 @@ def _throttling_waits(context: LockContext, case: BlockedTask) -> Iterator[int]:
 def _of_completion(
     context: LockContext, case: BlockedTask, completion: int
 ) -> Disk | None:
-    """Return the disk of the bio or request that a completion is for."""
+    """Return the disk of the bio or request that ends with a completion."""
     layout = context.layout
     bio = layout.offset("bio", "bi_private")
     # The bio may be on the stack, too.
@@ -570,13 +573,13 @@ class BlockWaitQueues:
 
     @cached_property
     def _ranges(self) -> list[tuple[int, int, Disk]]:
-        """Where the wait queues of tags and of blk-wbt are."""
+        """The wait queues of tags and of blk-wbt: start, end (exclusive) and disk."""
         found: list[tuple[int, int, Disk]] = []
         for disk in self.of_queue.values():
             try:
                 found += self._of_disk(disk)
             except LOST:
-                # A disk on its way; its I/O is read, and lost, elsewhere.
+                # The disk is being added or removed; InFlightIo counts the loss.
                 continue
         return found
 
@@ -593,7 +596,7 @@ class BlockWaitQueues:
             if control < KERNEL_HALF:
                 break
             kind, following = layout.members(control, "rq_qos", "id", "next")
-            # RQ_QOS_WBT is the first of enum rq_qos_id.
+            # RQ_QOS_WBT is 0, the first of enum rq_qos_id.
             if kind == 0:
                 start = control - offset
                 found.append((start, start + size, disk))

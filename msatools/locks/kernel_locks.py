@@ -2,8 +2,8 @@
 
 """Locks with a list of waiters: mutexes, rwsems, semaphores, rt_mutexes.
 
-Each type says how its owner is found: ``_rwsem_owner`` for rwsems. :class:`KernelLocks`
-finds the lock that a task sleeps for, and its other waiters.
+Each type has a function that finds its owner, such as ``_rwsem_owner``.
+:class:`KernelLocks` finds the lock that a task sleeps for, and its other waiters.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,12 +44,12 @@ from msatools.selfdesc.find import find_type, member_of
 # --- The description of a lock type that has a list of waiters.
 #
 # All such types are in LIST_LOCKS, below. Members of a lock that have to be
-# consistent are read at once: on a running kernel they may change between two reads.
+# consistent are read with one read: on a running kernel they may change between two.
 
 
 TASK = (1 << 64) - 1 & ~0b111
 """Mask of the task in the owner of a mutex or a rwsem; the low bits are flags
-(``MUTEX_FLAGS``, ``RWSEM_OWNER_FLAGS_MASK``). "rwsem: Remove reader optimistic
+(``MUTEX_FLAGS``, ``RWSEM_OWNER_FLAGS_MASK``). "locking/rwsem: Remove reader optimistic
 spinning" (in v5.11) left two of the three flags of a rwsem."""
 
 
@@ -75,22 +75,22 @@ class ListLock(Struct, frozen=True, kw_only=True):
     """Tag of the structure of a waiter, which is on the stack of the waiting task."""
 
     slow_paths: Mapping[str, Mode | None]
-    """Maps the start of the names of functions that wait to the mode of the request."""
+    """Maps prefixes of names of functions that wait to the mode of the request."""
 
     blockers: Mapping[int, Mode | None]
-    """Maps the type bits of ``task_struct.blocker`` to the mode of the request:
-    include/linux/hung_task.h (v6.16)."""
+    """Maps the type bits of ``task_struct.blocker`` to the mode of the request
+    (include/linux/hung_task.h: v6.16; of rwsems v6.17)."""
 
     kind: str = ""
     """Member of a waiter that identifies the mode of its request; empty if there is
     only one mode."""
 
     modes: tuple[Mode | None, ...] = (None,)
-    """The modes, indexed by the value of that member."""
+    """The modes, indexed by the value of the member :attr:`kind`."""
 
     has_waiters: Callable[[Layout, int], bool]
-    """Return whether the state of a lock shows that it has waiters. This rejects
-    addresses that are not those of a lock."""
+    """Return whether the state of a lock shows that it has waiters. If not, the address
+    is probably not that of a lock."""
 
     owner: Callable[[Layout, int], int | None] = _unknown
     """Return the address of the owner's ``struct task_struct``, if the lock records it
@@ -151,11 +151,11 @@ _WRITER = 1 << 0
 _RWSEM_WAITERS = 1 << 1
 _READERS_SHIFT = 8
 _READERS_MASK = (1 << 55) - 1
-"""The bits below ``RWSEM_FLAG_READFAIL``."""
+"""Mask of the shifted number of readers: the bits below ``RWSEM_FLAG_READFAIL``."""
 
 
 def _rwsem_owner(layout: Layout, lock: int) -> int | None:
-    """Read the writer that owns the lock.
+    """Read the writer that owns a rwsem; ``None`` if there is none.
 
     A writer first sets its bit in the count, then the owner. In between the owner is 0,
     or the last reader.
@@ -194,8 +194,8 @@ def _readers(count: int) -> int:
 def _has_count(layout: Layout) -> bool:
     """Return whether ``rw_semaphore.count`` has the bits above.
 
-    "locking/rwsem: Implement a new locking scheme" (in v5.3), with "locking/rwsem: Make
-    rwsem->owner an atomic_long_t".
+    It has since "locking/rwsem: Implement a new locking scheme" (in v5.3). The type of
+    the owner shows that: "locking/rwsem: Make rwsem->owner an atomic_long_t" (in v5.3).
     """
     return layout.has("rw_semaphore", "count") and layout.has(
         "rw_semaphore", "owner.counter"
@@ -221,7 +221,7 @@ RWSEM = ListLock(
 
 
 def _semaphore_last_owner(layout: Layout, lock: int) -> int | None:
-    # "hung_task: show the blocker task if the task is hung on semaphore" (in v6.16)
+    # Since "hung_task: show the blocker task if the task is hung on semaphore" (v6.16)
     if layout.has("semaphore", "last_holder"):
         return layout.member(lock, "semaphore", "last_holder") or None
     return None
@@ -244,7 +244,7 @@ SEMAPHORE = ListLock(
 
 # --- All lock types with a list of waiters, and the request of a task for one of them.
 #
-# A new type is a ListLock above, and a line here.
+# To add a type, define a ListLock above and add it to LIST_LOCKS.
 
 
 LIST_LOCKS: dict[LockTypeName, ListLock] = {
@@ -253,7 +253,7 @@ LIST_LOCKS: dict[LockTypeName, ListLock] = {
 
 FIRST = "first_waiter"
 """Member that replaces the list head since "locking/mutex: Remove the list_head from
-struct mutex" and the like (in v7.1): the ring consists of waiters only."""
+struct mutex" and similar commits (in v7.1): the ring consists of waiters only."""
 
 _BLOCKER_TYPE = 0b11
 """``BLOCKER_TYPE_MASK`` (include/linux/hung_task.h)."""
@@ -297,7 +297,10 @@ class Record(Struct, frozen=True):
 
 
 def sought_by(names: tuple[str, ...]) -> Sought | None:
-    """Return the request of a task, by the innermost function that waits for a lock."""
+    """Return the request of a task, by the innermost function that waits for a lock.
+
+    :param names: Functions on the task's stack, innermost first.
+    """
     for name in names:
         for lock in LIST_LOCKS.values():
             for prefix, mode in lock.slow_paths.items():
@@ -309,6 +312,7 @@ def sought_by(names: tuple[str, ...]) -> Sought | None:
 def blocked_on_type(layout: Layout) -> str | None:
     """Return the tag of the structure that ``task_struct.blocked_on`` points at.
 
+    It is ``None`` if the kernel has no such member.
     "locking/mutex: Rework task_struct::blocked_on" (in v6.17) made it the mutex;
     before, with CONFIG_DEBUG_MUTEXES, it was the waiter.
     """
@@ -323,8 +327,9 @@ def blocked_on_type(layout: Layout) -> str | None:
 # --- Reads the owner and the waiters of an rt_mutex.
 #
 # kernel/locking/rtmutex.c: a waiter is on the stack of its task, in a red-black tree
-# that is sorted by real-time priority. Ordinary tasks count as equal, whatever their
-# nice value; equals are in order of arrival.
+# that is sorted by priority; equals are in order of arrival. Ordinary tasks are equal,
+# whatever their nice value, since "locking/rtmutex: Squash !RT tasks to DEFAULT_PRIO"
+# (in v5.15).
 
 
 class RtMutex(Struct, frozen=True):
@@ -349,7 +354,7 @@ class RtMutexes:
         self._losses = losses
         # "locking/rtmutex: Split out the inner parts of 'struct rtmutex'" (in v5.15)
         self._type = "rt_mutex_base" if _has_base(layout) else "rt_mutex"
-        # "locking/rtmutex: Fix task->pi_waiters integrity" (in v6.5)
+        # Nested since "locking/rtmutex: Fix task->pi_waiters integrity" (in v6.5)
         self._node = layout.offset("rt_mutex_waiter", "tree.entry", "tree_entry")
         self._task = layout.offset("rt_mutex_waiter", "task")
         self._lock = layout.offset("rt_mutex_waiter", "lock")
@@ -428,7 +433,7 @@ _TRIES = 3
 """Maximum number of further walks of a ring that changes while it is read."""
 
 _MANY = 256
-"""A ring without a known lock is not followed again if it has more nodes than this."""
+"""A ring whose lock was not found is not followed again if it has more nodes."""
 
 
 class KernelLock(Struct, frozen=True):
@@ -457,7 +462,7 @@ class KernelLock(Struct, frozen=True):
 
 
 class KernelLocks:
-    """Finds locks; follows each ring of waiters once."""
+    """Finds the locks that tasks sleep for; follows each ring of waiters once."""
 
     def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
@@ -470,7 +475,7 @@ class KernelLocks:
         """Nodes of long rings whose lock was not found."""
 
         self.queues: dict[tuple[LockTypeName, int], list[QueuedWaiter] | None] = {}
-        """Maps the type and address of a lock to its waiters."""
+        """Maps type and address of a lock to its waiters: see :meth:`queue`."""
 
         self._queued_tasks: dict[tuple[LockTypeName, int], frozenset[int]] = {}
         self._rt_mutexes: dict[int, RtMutex] = {}
@@ -587,8 +592,8 @@ class KernelLocks:
                 return self._locks[entry.node]
             if entry.node in self._without_lock:
                 continue
-            # A node that points at itself is on no list. Where the list head is in the
-            # waiters' ring, no waiter does that.
+            # A node that points at itself is on no list, or the only waiter if the ring
+            # has no list head.
             if on_ring and entry.next == entry.node:
                 continue
             ring = self._follow(entry.node, shape, limit, entry)
@@ -641,9 +646,9 @@ class KernelLocks:
     ) -> int | None:
         """Find the node that is the list head in the lock.
 
-        A waiter has a pointer to a task. What follows a lock in memory may look like
-        one, too; but the stack usually has a pointer to the lock, as an argument of the
-        function that takes it.
+        Every other node is a waiter, with a pointer to a task. The memory after a list
+        head may look like such a pointer, too; but the stack usually has the address of
+        the lock, as an argument of the function that takes it.
         """
         known = known_to(stack)
         others = ring.entries[1:]
@@ -756,7 +761,7 @@ def _entry_on(stack: OwnStack, start: int, shape: Shape) -> Entry | None:
 def known_to(stack: OwnStack) -> dict[int, None]:
     """Return the kernel addresses on a stack, innermost first, as the keys of a dict.
 
-    Addresses of variables are included, those on the stack itself are not.
+    Addresses of variables and functions are included, those on the stack itself not.
     """
     words = stack.words[stack.words >= np.uint64(KERNEL_HALF)].tolist()
     return {word: None for word in words if word not in stack}
