@@ -271,7 +271,7 @@ _WAIT_QUEUES = 8
 
 _NO_TAG = (1 << 32) - 1
 _OPERATION = 0xFF
-"""``REQ_OP_MASK`` of ``request.cmd_flags``; odd operations are writes."""
+"""``REQ_OP_MASK`` of ``request.cmd_flags`` and ``bio.bi_opf``."""
 
 _IN_FLIGHT, _COMPLETE = 1, 2
 """``MQ_RQ_IN_FLIGHT`` and ``MQ_RQ_COMPLETE`` of ``enum mq_rq_state``."""
@@ -516,7 +516,6 @@ class Requests:
 
     def _row(self, found: "_Found", row: int, places: dict[int, Stage]) -> InFlight:
         address, state = int(found.addresses[row]), int(found["state"][row])
-        operation = int(found["flags"][row]) & _OPERATION
         tag = int(found["tag"][row]) & _NO_TAG
         pid = self._plugged.get(address)
         stage: Stage
@@ -534,7 +533,7 @@ class Requests:
         size = int(found["bytes"][row])
         return InFlight(
             address=Address(address),
-            operation=self.operation(operation),
+            operation=self.operation(int(found["flags"][row])),
             sector=int(found["sector"][row]) if size else None,
             bytes=size,
             stage=stage,
@@ -570,8 +569,9 @@ class Requests:
             self._losses.lose(Loss.CLOCKS, f"cannot read jiffies: {error}")
             return None
 
-    def operation(self, number: int) -> str:
-        """Return the name of a request's operation by its number: ``write-zeroes``."""
+    def operation(self, flags: int) -> str:
+        """Return the name of the operation of a request or bio: ``write-zeroes``."""
+        number = flags & _OPERATION
         return self._operations.get(number, f"operation {number}")
 
     @cached_property
@@ -592,7 +592,6 @@ class Requests:
     def _plugged(self) -> dict[int, int]:
         """Maps the address of each request in a task's plug to the ID of the thread."""
         layout = self._layout
-        following = layout.offset("request", "rq_next", "queuelist")
         plugged: dict[int, int] = {}
         if not layout.has("task_struct", "plug"):
             return plugged
@@ -607,18 +606,37 @@ class Requests:
         for row in np.flatnonzero(read["plug"] >= np.uint64(KERNEL_HALF)).tolist():
             pid = int(self._tasks["pid"][rows[row]])
             try:
-                # Since "block: change plugging to use a singly linked list" (in v5.16)
-                name = "mq_list"
-                request = layout.member(int(read["plug"][row]), "blk_plug", name)
-                while request >= KERNEL_HALF and request not in plugged:
+                for request in self._in_plug(int(read["plug"][row])):
+                    if request in plugged:
+                        break
                     plugged[request] = pid
-                    request = layout.word(request + following)
                     if len(plugged) >= _MAX_LISTED:
                         return plugged
             except LOST:
                 # The plug is on the stack of a running task, which may be done with it.
                 continue
         return plugged
+
+    def _in_plug(self, plug: int) -> Iterator[int]:
+        """Yield the addresses of the requests in a ``struct blk_plug``.
+
+        :raises drgn.FaultError: if one cannot be read
+        """
+        layout = self._layout
+        # Since "block: change plugging to use a singly linked list" (in v5.16)
+        if layout.has("request", "rq_next"):
+            following = layout.offset("request", "rq_next")
+            request = layout.member(plug, "blk_plug", "mq_list")
+            while request >= KERNEL_HALF:
+                yield request
+                request = layout.word(request + following)
+            return
+        node = layout.offset("request", "queuelist")
+        head = plug + layout.offset("blk_plug", "mq_list")
+        for request, _ in list_records(
+            layout.reader, head, node, node + 16, LossLog(), "a plug"
+        ):
+            yield request
 
 
 class _Found:

@@ -26,6 +26,7 @@ from msatools.kernel.walks import tree_records
 from msatools.locks.context import (
     FEW_READS,
     MAX_CANDIDATES,
+    MAX_WAITERS,
     BlockedTask,
     LockContext,
     per_context,
@@ -42,9 +43,6 @@ from msatools.selfdesc.find import find_variable
 # kernel/futex: the struct futex_q of a waiter is on the chain of the bucket that its
 # key hashes to. It is on the waiter's stack, or, for futex_waitv(), on the heap.
 
-
-MAX_WAITERS = 1 << 22
-"""Maximum number of waiters on one chain: as many as there can be tasks."""
 
 _MAX_BUCKETS = 1 << 22
 """Maximum number of buckets of a table: twice 256 (futex_init()) for each of 8,192 CPUs

@@ -36,8 +36,6 @@ from msatools.program.model import Address
 
 _MAX_BIOS = 1 << 16
 _MAX_TARGETS = 1 << 10
-_OPERATION = 0xFF
-"""``REQ_OP_MASK`` of ``bio.bi_opf``."""
 
 _ISSUE_BITS = 51
 """Bits of the time in ``struct bio_issue`` (``BIO_ISSUE_TIME_MASK``): nanoseconds."""
@@ -136,7 +134,7 @@ class Bios:
             age = max(0, self._now_ns - began_ns)
         return InFlight(
             address=Address(bio),
-            operation=self._requests.operation(flags & _OPERATION),
+            operation=self._requests.operation(flags),
             sector=sector if size else None,
             bytes=size,
             stage=stage,
