@@ -184,7 +184,7 @@ def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
 def takes_variable(
     context: LockContext, stack: Stack, type_: LockTypeName, address: int
 ) -> bool:
-    """Return whether a function on a stack takes locks of a type, and names one lock.
+    """Return whether a function on a stack takes locks of a type, and names this one.
 
     Only machine code of x86-64 is searched for the lock's address.
 
@@ -334,7 +334,7 @@ _LOCKS = {
     "mmap_sem": "mm_struct",
     "vm_lock": "vm_area_struct",
 }
-"""Maps the members that are locks of a page fault to the structures with them."""
+"""Maps the lock members that :func:`readers` knows to the structures with them."""
 
 
 _COMMITS = frozenset({"btrfs_commit_transaction"})
@@ -387,7 +387,7 @@ def _hotplugging(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
 def _committing(
     snapshot: WaitSnapshot, want: Wanted, stack_size: int
 ) -> frozenset[int]:
-    """Return the rows of tasks that commit the btrfs transaction that a queue is of.
+    """Return the rows of tasks that commit the btrfs transaction with a wait queue.
 
     :return: Empty for other wait queues.
     """
@@ -598,7 +598,7 @@ def _rests(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
 def _is_elsewhere(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
     """Return a text if a module has the lock, but a task is in no module's function.
 
-    A function of any module will do: another one may take the lock as well.
+    Functions of all modules count: another module may take the lock as well.
     """
     text, stack = snapshot.context.text, snapshot.now.stacks[row]
     address = want.lock.address or 0

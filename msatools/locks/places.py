@@ -175,7 +175,7 @@ class Variables:
     def _large(self, address: int) -> str | None:
         """Return the name of an address in ``rcu_state``; ``None`` for others.
 
-        A symbol without a size is not assumed to be as large.
+        Lookups by symbol assume smaller variables if symbols have no sizes.
         """
         start = self._layout.symbol(_LARGE)
         if start is None or not self._layout.has(_LARGE, "barrier_mutex"):
@@ -350,7 +350,7 @@ class LockPlace(Struct, frozen=True):
     """Address of the structure."""
 
     level: int | None = None
-    """Index in :data:`FREEZE_LEVELS` of a lock of a file system."""
+    """For a lock of a frozen file system: its index in :data:`FREEZE_LEVELS`."""
 
 
 _Members = tuple[tuple[str, tuple[str, ...]], ...]

@@ -63,7 +63,7 @@ class _Awaited(Struct, frozen=True):
 
     queued: QueuedCallback
     is_seen: bool
-    """Whether it is in the CPU's list; else it may be one that the list lacks."""
+    """Whether it is in the CPU's list; if not, the list is known to lack some."""
 
     thread: int
     """Address of the task that has to run next for it: see :func:`callback_thread`."""
@@ -193,8 +193,8 @@ def callbacks(context: LockContext) -> _Callbacks:
 def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
     """Return the address of the task that has to run next for a callback.
 
-    If the callback is ready, it is the CPU's thread that invokes it, else the thread
-    for its grace period, if runnable.
+    For a ready callback that is the thread that invokes callbacks of the CPU, else the
+    grace-period thread of the CPU's group, if runnable.
 
     :return: 0 if there is no such task, as with a softirq, or it is unknown.
     """
@@ -226,7 +226,7 @@ def _is_offloaded(context: LockContext, data: int, leader: int) -> bool:
     it has no name in the types, and its position has changed.
 
     :param data: Address of the CPU's ``struct rcu_data``.
-    :param leader: Address of that of the CPU whose list has all CPUs of one thread.
+    :param leader: Address of the ``struct rcu_data`` that leads its group of CPUs.
     """
     layout = context.layout
     if not layout.has("rcu_data", "nocb_head_rdp"):

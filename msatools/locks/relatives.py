@@ -62,7 +62,8 @@ _EXEC = ("de_thread", "begin_new_exec", "flush_old_exec")
 
 _DUMPER = ("coredump_wait", "do_coredump", "vfs_coredump")
 _HELPERS = ("call_usermodehelper_exec", "call_usermodehelper_exec_work")
-"""Functions that start the program that a dump is piped to: no wait for threads."""
+"""Functions in which a dumping task waits for the program that gets the dump, not for
+its own threads."""
 
 _DUMPED = ("coredump_task_exit", "exit_mm", "do_exit")
 """Functions in which a thread waits for the core dump of its process: since v5.16
@@ -271,8 +272,8 @@ RELATIVES = LockType(
 # --- Waits of a CPU that goes offline for the tasks that cannot leave it.
 #
 # kernel/sched/core.c, balance_hotplug_wait(): the CPU's hotplug thread waits in
-# rq.hotplug_wait until no other task is on the run queue, and none that is pinned to
-# the CPU by migrate_disable() (v5.11).
+# rq.hotplug_wait until no other task is on the run queue, and no task is pinned to the
+# CPU by migrate_disable() (v5.11).
 
 
 _WAITS = ("sched_cpu_wait_empty", "balance_hotplug_wait")

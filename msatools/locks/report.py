@@ -42,8 +42,8 @@ class WaitTarget(Struct, frozen=True, kw_only=True):
     ``io_uring``, ``aio``, ``userfaultfd`` or ``cgroup``."""
 
     type: Annotated[str | None, ADDED] = None
-    """For a lock: a lock type of contract ``locks``; for a PI futex ``pi_futex``; for a
-    socket ``tcp``, ``unix stream`` and the like."""
+    """For a kernel lock its type, as msa-locks reports it; for a PI futex ``pi_futex``;
+    for a socket ``tcp``, ``unix stream`` and the like."""
 
     address: Annotated[Address | None, ADDED] = None
     """Address of a futex or page fault in the task's memory, or of a kernel lock."""
@@ -384,7 +384,7 @@ class InFlight(Struct, frozen=True, kw_only=True):
     """Time since the driver got it; ``None`` if it has not, or that is not recorded."""
 
     tag: int | None
-    """Tag of the driver; ``None`` if it has none."""
+    """Tag of the request at the driver; ``None`` if it has none."""
 
     pid: int | None
     """ID of the thread in whose plug it is; ``None`` in other stages."""
@@ -538,7 +538,7 @@ class WorkPool(Struct, frozen=True, kw_only=True):
     """The first work items that no worker has begun, in order."""
 
     manager: int | None
-    """ID of the worker that makes others; ``None`` if none does."""
+    """ID of the worker that creates other workers; ``None`` if none does."""
 
     culprits: tuple[int, ...]
     """IDs of the threads that keep pending work waiting; empty if nothing is pending,
@@ -793,7 +793,7 @@ class Deadlock(Struct, frozen=True, kw_only=True):
     """Tasks that wait for each other."""
 
     confidence: DeadlockConfidence
-    """``exact`` only if the owners of all locks are."""
+    """``exact`` only if the owners of all locks are ``exact``."""
 
     pids: tuple[int, ...]
     """IDs of the tasks: each waits for the next, the last for the first."""

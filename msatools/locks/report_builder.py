@@ -367,8 +367,8 @@ def urgency(tasks: TaskTable) -> npt.NDArray[np.int64]:
     """
     Return the rank of each task on a CPU: lower ones always run before higher ones.
 
-    The fair class has one rank: nice values are shares of a CPU, which each task gets.
-    Only tasks of SCHED_IDLE always give way to others (kernel/sched/fair.c:
+    The fair class has one rank: nice values only weigh each task's share of a CPU. But
+    tasks of SCHED_IDLE always give way to others (kernel/sched/fair.c:
     check_preempt_wakeup_fair()).
     """
     prio = tasks["prio"].astype(np.int64)

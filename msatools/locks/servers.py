@@ -413,7 +413,8 @@ def file_server(
 
     :param lock: The lock or bit that it waits for, if known.
     :param super_block: Super block of the data that it waits for; 0 if unknown.
-    :param path: Where that file system is mounted.
+    :param path: Mount point of that file system, if known.
+    :return: ``None`` if the task waits for no such server.
     :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
     kind = context.storage.file_system_type(super_block) if super_block else None

@@ -232,7 +232,7 @@ def _rt_mutex(context: LockContext, lock: Lock) -> int:
 _LOCK = "percpu_rw_semaphore"
 _CUSTOM = 0b1100
 """``WQ_FLAG_CUSTOM``, which marks a reader: bit 2, or bit 3 before v6.6. Waiters on
-this queue never use the other one."""
+this queue never set the other of these bits."""
 
 
 def percpu_find(context: LockContext, case: BlockedTask) -> KernelLock | None:
@@ -478,18 +478,19 @@ SLEEPING_LOCK = LockType(
 #
 # mm/mmap_lock.c: "mm: replace vm_lock and detached flag with a reference count" (in
 # v6.15). A writer, which has the mmap_lock, sets a bit of vm_refcnt to keep new readers
-# out, and sleeps until those that are in a fault of the mapping have left. They are not
-# recorded: see msatools.locks.ownership.
+# out, and sleeps until readers that handle a fault in the mapping have left. They are
+# not recorded: msatools.locks.ownership finds them.
 
 
 _VMA_WAITS = (
     *("__vma_start_exclude_readers", "__vma_enter_locked", "__vma_start_write"),
     *("vma_mark_detached", "__vma_exclude_readers_for_detach"),
 )
-"""Functions in which a writer waits, of all versions; others may be inlined."""
+"""Functions in which a writer waits, of all kernel versions; some may be inlined."""
 
 _EXCLUDES = 0x4000_0000
-"""``VM_REFCNT_EXCLUDE_READERS_FLAG``, before ``VMA_LOCK_OFFSET``, of ``vm_refcnt``."""
+"""Bit of ``vm_refcnt``: ``VM_REFCNT_EXCLUDE_READERS_FLAG``, earlier named
+``VMA_LOCK_OFFSET``."""
 
 
 def vma_request(context: LockContext, case: BlockedTask) -> Request | None:
@@ -594,7 +595,7 @@ def what(context: LockContext, case: BlockedTask, request: Request) -> str | Non
 
 
 def _parts(context: LockContext, address: int) -> list[int]:
-    """Return the ``struct srcu_data`` of all CPUs."""
+    """Return the addresses of the ``struct srcu_data`` of all CPUs."""
     pointer = context.layout.member(address, "srcu_struct", "sda")
     parts: list[int] = read_percpu(context.reader, context.losses).at(pointer).tolist()
     return parts

@@ -139,7 +139,7 @@ class _Cpu(Struct, frozen=True):
     """Frames of kernel functions, without inlined ones."""
 
     spinning: int | None
-    """Index of the frame whose function waits for a spinlock."""
+    """Index of the frame whose function waits for a spinlock; ``None`` if none does."""
 
 
 def spins(context: LockContext, stack_size: int) -> list[Spin]:
@@ -195,7 +195,7 @@ def _likely_holders(
     Return the tasks on CPUs that have the address of a lock and do not wait for it.
 
     :param requests: The lock that each CPU spins for, by CPU number.
-    :param words: Registers and stacks, by CPU number.
+    :param words: Values in registers and on stacks, by CPU number.
     :return: Empty if there are several for a lock that has a single owner.
     """
     lock = request.lock
@@ -374,7 +374,7 @@ def may_be_wanted(value: int) -> bool:
 
 
 def _is_queued(context: LockContext, tail: int, spinning: set[int]) -> bool:
-    """Return whether the CPU in the tail of a lock spins and uses that node."""
+    """Return whether the CPU in a lock's tail spins and uses the tail's node."""
     cpu, node = (tail >> 2) - 1, tail & 3
     if cpu not in spinning:
         return False

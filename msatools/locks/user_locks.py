@@ -145,7 +145,7 @@ def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
 
 
 class _Words(Struct, frozen=True):
-    """The memory around a futex, of which the part on its page is read at once."""
+    """The memory around a futex: the part on its page is read ahead, and kept."""
 
     memory: UserMemory
     mm: int
@@ -421,8 +421,7 @@ def what(context: LockContext, case: BlockedTask, request: Request) -> str | Non
 
 
 def recorded(context: LockContext, request: Request) -> str | None:
-    """Describe a futex by its process's memory; ``None`` if it has an owner or is
-    unknown."""
+    """Describe a futex by its process's memory; ``None`` if an owner is recorded."""
     requested = requested_futexes(context).waiters
     waiter = requested.get((request.lock.type, request.lock.key))
     if waiter is None or waiter.pi_state:

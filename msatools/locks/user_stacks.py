@@ -504,7 +504,7 @@ class _Stack:
         first, last = min(chain, default=len(words)), max(chain, default=-1)
         for index, word in enumerate(words):
             is_certain = index in chain
-            # There are no frames between certain callers.
+            # Between the callers that frame pointers lead to, there are no others.
             if first < index < last and not is_certain:
                 continue
             if index > last >= 0 and is_whole:

@@ -200,7 +200,7 @@ class WaitQueues:
 
         Waiters of other locks in the bucket are left out.
 
-        :param key: Where a waiter has the lock that it waits for.
+        :param key: Offsets of the word and bit in a waiter of such a lock.
         :param functions: Wake functions of waiters that have such a key.
         :return: ``None`` if the bucket is unknown, too long, or cannot be read.
         """
@@ -399,7 +399,7 @@ like (in v5.16)."""
 
 
 def folio_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> int | None:
-    """Return the page of an entry on a task's stack; ``None`` if it waits for none."""
+    """Return the page that an entry on a stack waits for; ``None`` if for none."""
     if entry.function != context.layout.symbol("wake_page_function"):
         return None
     key = _folio_key(context)
@@ -475,7 +475,7 @@ FOLIO = LockType(
 
 
 _VARIABLE = -1
-"""The bit of a wait for a variable."""
+"""Value of :attr:`BitWait.bit` for a variable."""
 
 _STATE_BITS = 3
 """Number of bits of an inode's state that may be waited for; they are the lowest."""
@@ -499,7 +499,7 @@ class BitWait(Struct, frozen=True):
 
 
 def bit_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | None:
-    """Return the key of an entry on a task's stack; ``None`` if it has no such key."""
+    """Return the bit that an entry on a stack waits for; ``None`` if for none."""
     if entry.function not in _wake_functions(context):
         return None
     key = _bit_key(context)

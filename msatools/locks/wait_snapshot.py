@@ -58,7 +58,8 @@ _BELOW_WORK = "process_one_work"
 """The function that calls the functions of work items."""
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
-"""Classes whose wait is described by the device or file of the data, not by *what*."""
+"""Classes of waits for data: they are described by its device or file if known, rather
+than by the lock."""
 
 
 def reason(
@@ -340,7 +341,7 @@ contended locks are usually much shorter."""
 
 
 class Unknown(Struct, frozen=True):
-    """An unknown thing that a task waits for, as described by the function it is in."""
+    """A thing that a task waits for, known only by a description of the wait."""
 
     text: str
 
@@ -411,7 +412,7 @@ class WaitSnapshot(Struct, frozen=True, dict=True):
         return own.firm and brief >= BRIEF_NS
 
     def _thing(self, blocked: Blocked) -> Thing | None:
-        """Return the thing that a task waits for, for the graph to use without owner.
+        """Return the thing that a task waits for; the graph uses it if it has no owner.
 
         :return: ``None`` for a wait for any of several locks, or if unknown.
         """

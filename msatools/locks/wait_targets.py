@@ -213,7 +213,7 @@ def kernel_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 def _with_place(
     context: LockContext, on: WaitTarget, lock: KernelLock, case: BlockedTask
 ) -> WaitTarget:
-    """Add the name, inode, path and process of a lock."""
+    """Return a target with the name, inode, path and process of its lock, if found."""
     if lock.address is None:
         return on
     place = find_lock_place(context, lock.type, lock.address, [case])

@@ -208,7 +208,7 @@ class WorkFlushes:
 
     @cached_property
     def flushed(self) -> dict[int, Flushed]:
-        """Maps each ``struct wq_flusher``, on a task's stack, to its workqueue."""
+        """Maps addresses of ``struct wq_flusher``, on tasks' stacks, to workqueues."""
         head = self._layout.symbol("workqueues")
         if head is None or not self._layout.has("wq_flusher", "done"):
             return {}
@@ -443,7 +443,7 @@ class WorkBeside:
 
     @cached_property
     def _known(self) -> dict[int, Worker | WorkItem | DelayedWork]:
-        """Maps the address of a work item to its worker, or to its queued record."""
+        """Maps a work item's address to its worker if executed, or to its record."""
         known: dict[int, Worker | WorkItem | DelayedWork] = {}
         for work in self._offline():
             known[work.work] = work

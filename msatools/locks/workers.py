@@ -127,15 +127,15 @@ _INACTIVE, _PWQ = 1 << 1, 1 << 2
 (``WORK_STRUCT_PWQ``)."""
 
 _FLAG_BITS = ("WORK_STRUCT_PWQ_SHIFT", "WORK_STRUCT_FLAG_BITS")
-"""Bits of the flags: the first name since "workqueue: Implement disable/enable for
-(delayed) work items" (in v6.10)."""
+"""Names of the number of flag bits in ``work_struct.data``: the first name since
+"workqueue: Implement disable/enable for (delayed) work items" (in v6.10)."""
 
 _USUAL_FLAG_BITS = 8
 
 IDLE, PREP, INTENSIVE = 1 << 2, 1 << 3, 1 << 6
 UNBOUND, REBOUND = 1 << 7, 1 << 8
 NOT_RUNNING = PREP | INTENSIVE | UNBOUND | REBOUND
-"""Bits of ``worker.flags``; the last are those of a worker that is not counted in
+"""Bits of ``worker.flags``; a worker with any bit of ``NOT_RUNNING`` is not counted in
 ``nr_running`` (``WORKER_NOT_RUNNING``)."""
 
 _POOL_FLAGS = {
@@ -143,8 +143,8 @@ _POOL_FLAGS = {
     "POOL_MANAGER_ACTIVE": 1 << 0,
     "POOL_DISASSOCIATED": 1 << 2,
 }
-"""Bits of ``worker_pool.flags`` where the kernel has no names for them: "workqueue:
-Implement BH workqueues to eventually replace tasklets" (in v6.9) moved them."""
+"""Bits of ``worker_pool.flags`` before "workqueue: Implement BH workqueues to
+eventually replace tasklets" (in v6.9) added POOL_BH and moved the others."""
 
 _POOL = {
     "cpu": ("cpu",),
@@ -172,13 +172,13 @@ class Pool(Struct, frozen=True):
     node: int | None
     flags: int
     progress: int
-    """Jiffies when a worker last took a work item, or the first one was queued."""
+    """Jiffies when a worker last took a work item, or the empty list got its first."""
 
     running: int
     workers: int
     idle: int
     manager: int
-    """Address of the ``struct worker`` that makes others; 0 if none does."""
+    """Address of the ``struct worker`` that creates other workers; 0 if none does."""
 
     attrs: int
     is_pending: bool
