@@ -387,7 +387,7 @@ def _hotplugging(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
 def _committing(
     snapshot: WaitSnapshot, want: Wanted, stack_size: int
 ) -> frozenset[int]:
-    """Return the rows of tasks that commit the btrfs transaction with a wait queue.
+    """Return the rows of tasks that commit the btrfs transaction of some waiters.
 
     :return: Empty for other wait queues.
     """
