@@ -2,8 +2,8 @@
 
 """All types of locks, and the blocked tasks with the locks that they wait for.
 
-A new type of locks is a :class:`LockType` in the file of its kind, its name in
-:data:`.report.LockTypeName`, and a line in ``LOCK_TYPES``.
+To add a type, define a :class:`LockType` in the module of its kind, and add its name to
+:data:`.report.LockTypeName` and the type itself to ``LOCK_TYPES``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,6 +63,7 @@ def requests_of(context: LockContext, case: BlockedTask) -> Sequence[Request]:
     """
     Return the locks that a task waits for: one, or several if any one ends the wait.
 
+    :return: Empty if the task waits for no known lock.
     :raises drgn.FaultError: if a structure that leads to them cannot be read
     :raises MissingError: if the types are unknown
     """
@@ -78,7 +79,7 @@ def queue_of(context: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
     """
     Return the waiters of a lock, in order.
 
-    :return: ``None`` if it has no list of them, or that could not be read.
+    :return: ``None`` if the lock has no list of waiters, or it could not be read.
     :raises drgn.FaultError: if the lock cannot be read
     """
     return _BY_NAME[lock.type].queue(context, lock)
@@ -86,7 +87,7 @@ def queue_of(context: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
 
 def holders_of(context: LockContext, lock: Lock) -> Sequence[Holder]:
     """
-    Return the holders that a lock records.
+    Return the holders that a lock records; empty if it records none.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -106,8 +107,9 @@ def what_of(
     context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> str | None:
     """
-    Describe what a waiter of a lock without an owner waits for, such as work.
+    Describe the event behind the lock that a task waits for, such as a work item.
 
+    :return: ``None`` if the task waits for several locks, or the event is unknown.
     :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
     if len(requests) != 1:
@@ -121,48 +123,49 @@ def what_of(
 
 _LOCKS = (TaskClass.LCK, TaskClass.KLK, TaskClass.FLK)
 _IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
-"""Classes of interruptible sleep that another task has to end."""
+"""Classes of tasks that count as blocked even in interruptible sleep."""
 
 _FROZEN = (TaskClass.STP, TaskClass.TRC, TaskClass.ZMB)
 _RINGS = frozenset(URING)
 _AIO = frozenset(AIO)
 _WAITS_ON = frozenset(("request_wait_answer", NAMESPACE))
-"""Interruptible sleep that others have to end: for a file system in user space (at
-first, fs/fuse/dev.c), and of a process that has been killed already."""
+"""Functions in which a task is blocked even if its sleep is interruptible: a request to
+a FUSE server (fs/fuse/dev.c), and the exit of a PID namespace's init process."""
 
 _DUMPED = ("coredump_task_exit", "do_exit")
-"""Where a thread sleeps while another dumps the core of their process."""
+"""Functions in which a thread sleeps while another dumps the core of their process."""
 
 
 class Blocked(Struct, frozen=True):
-    """A blocked task, and what it waits for."""
+    """A blocked task, with the locks or other things that it waits for."""
 
     row: int
     requests: tuple[Request, ...]
     """The locks that it waits for: usually one; several if any one ends the wait; none
-    if it waits for no lock, or that is unknown."""
+    if it waits for no lock, or its lock is unknown."""
 
     external: External | None = None
     """The thing outside of all tasks that it waits for, such as a device."""
 
     what: str | None = None
-    """Description of the wait for a lock without an owner, such as work."""
+    """Description of the wait for a lock without an owner, such as for a work item."""
 
     on: WaitTarget | None = None
     """The wait target, if it waits for no known lock."""
 
     why: str | None = None
-    """The reason why its lock is unknown."""
+    """The reason why its lock is unknown; ``None`` if the lock is known, or it waits
+    for none."""
 
     caller: str | None = None
-    """The calling function, for a task that spins."""
+    """For a task that spins: the function that takes the spinlock."""
 
 
 def blocked_rows(context: LockContext, now: TaskState) -> Rows:
     """Return the rows of blocked tasks: in uninterruptible sleep, or on a lock.
 
-    Tasks that wait for work, and stopped or frozen ones, are not blocked; those that
-    wait for I/O by a ring are if it takes long.
+    Idle workers and stopped or frozen tasks are not blocked. Tasks that wait for events
+    of io_uring or AIO are blocked only if a worker is stuck, or I/O takes long.
     """
     tasks = context.tasks
     blocked = (letters(tasks) == "D") | are_any(now.classes, _IN_LOCKS)
@@ -178,7 +181,7 @@ def blocked_rows(context: LockContext, now: TaskState) -> Rows:
 
 
 def _are_in(now: TaskState, functions: frozenset[str]) -> Booleans:
-    """Return which different stacks have any of some functions."""
+    """Return which of ``now.stacks.unique`` have any of some functions."""
     names = (now.stacks.names(stack) for stack in now.stacks.unique)
     return np.array([not functions.isdisjoint(each) for each in names], np.bool_)
 
@@ -208,10 +211,14 @@ def _waits_for_worker(tasks: TaskTable, now: TaskState, in_ring: Booleans) -> Bo
 def find_blocked(
     context: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> Iterator[Blocked]:
-    """Yield blocked tasks with the things that they wait for."""
+    """Yield the tasks of some rows, with the locks or other things that they wait for.
+
+    :param rows: The result of :func:`blocked_rows`.
+    :param stack_size: Bytes of a kernel stack.
+    """
     found: list[int] = []
     if not context.alone:
-        # Most waiters are on futexes: they are in the hash tables, no stack is needed.
+        # Most waiters are on futexes: the hash tables list them, no stack is needed.
         for each in _on_futexes(context, rows[now.classes[rows] == TaskClass.LCK]):
             found.append(each.row)
             yield each
@@ -222,7 +229,7 @@ def find_blocked(
 
 
 def _on_futexes(context: LockContext, rows: Rows) -> Iterator[Blocked]:
-    """Yield tasks with the futexes that they wait on, without those not found."""
+    """Yield tasks with the futexes that they wait on; leave out those not found."""
     addresses = context.tasks["address"][rows].tolist()
     for row, address in zip(rows.tolist(), addresses, strict=True):
         try:
@@ -273,7 +280,7 @@ def _blocked(
 def stands_for(
     context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> str | None:
-    """Describe what a waiter of a lock without an owner waits for; log losses."""
+    """Call :func:`what_of`; log losses instead of raising."""
     try:
         return what_of(context, case, requests)
     except LOST as error:

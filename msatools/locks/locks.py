@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of the waits, locks and owners of one kernel: the session of msa-locks.
+"""Makes the reports of msa-locks: the waits, locks and owners of one kernel.
 
-On a running kernel only the waits are kept that did not change while it was read.
+On a running kernel only the waits that did not change during the read are kept.
 """
 
 import math
@@ -54,26 +54,29 @@ from msatools.tasks.waits import TaskClass
 #   all the time, so the data of its wait is right. It has neither taken nor released a
 #   lock, so it owned the same locks all the time. So tasks that wait for each other and
 #   did not wake up are a deadlock, however long the reads took.
-# - An owner may run. It owned the lock at the moment the lock was read, if the same
-#   task is still in the table, and its memory is not another task's by now.
+# - An owner may run. It owned the lock when the lock was read, if the same task still
+#   exists after the last read, at the same address.
 #
-# A lock may be handed to a task that still sleeps (futex_unlock_pi()): then that is the
-# lock that the task waits for. So cycles are read twice: see unconfirmed.
+# A lock may be handed to a task that still sleeps (futex_unlock_pi()), which then seems
+# to wait for a lock of its own. So cycles are read twice: see unconfirmed().
 
 
 _SWITCHED = (
     *IDENTITY,
     *("state", "on_cpu", "nvcsw", "nivcsw", "sp", "last_arrival_ns"),
 )
-"""Columns of which some change when a task is switched.
+"""Columns of the task table, at least one of which changes if a task runs.
 
-The counters alone are not enough: a task that was woken up counts no switch until it
-sleeps again, and sets the state of that sleep before.
+The counters of switches alone are not enough: a woken task sets the state of its next
+sleep before it counts the switch.
 """
 
 
 def concerned(snapshot: WaitSnapshot) -> list[int]:
-    """Return the addresses of the tasks that have to be read again for :func:`held`."""
+    """Return the addresses of the tasks to read again for :func:`held`.
+
+    These are blocked tasks, owners, and tasks in the queues of locks.
+    """
     of_table: list[int] = snapshot.tasks["address"].tolist()
     rows = set(snapshot.blocked)
     for want in snapshot.wanted.values():
@@ -87,9 +90,9 @@ def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapsh
     """
     Return the snapshot without tasks that ran while it was read and owners that exited.
 
-    :param again: The tasks of :func:`concerned`, read last.
-    :param alone: Whether the table has only some tasks. Unknown tasks in a queue are
-        kept then.
+    :param again: The tasks of :func:`concerned`, read after all else.
+    :param alone: Whether the snapshot has only some tasks. Then other tasks in a queue
+        are kept.
     """
     rested = _in_both(_off_cpu(snapshot.tasks), _off_cpu(again), _SWITCHED)
     there = _in_both(snapshot.tasks, again, IDENTITY)
@@ -125,9 +128,9 @@ def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapsh
 def _asleep(snapshot: WaitSnapshot) -> Booleans:
     """Return which tasks sleep, without those woken or preempted on the way to sleep.
 
-    Those that another CPU is about to make runnable (TASK_WAKING) are still in the
-    queue. Those that were preempted have set their state and are in it, but wait for a
-    CPU: unless one is known to be blocked, the report has no wait of it.
+    Both kinds are still in the queue of their lock. A woken task is in TASK_WAKING. A
+    preempted task has set its state, but is on a run queue; it counts as asleep only
+    if the snapshot has its wait.
     """
     tasks = snapshot.tasks
     rows = asleep(tasks)
@@ -142,7 +145,7 @@ def _asleep(snapshot: WaitSnapshot) -> Booleans:
 
 
 def in_circles(snapshot: WaitSnapshot) -> list[int]:
-    """Return the addresses of all tasks that wait for each other."""
+    """Return the addresses of all tasks in cycles of waits."""
     addresses: list[int] = snapshot.tasks["address"].tolist()
     rows = {row for cycle in snapshot.graph.cycles for row in cycle.tasks}
     return [addresses[row] for row in sorted(rows)]
@@ -150,7 +153,9 @@ def in_circles(snapshot: WaitSnapshot) -> list[int]:
 
 def unconfirmed(snapshot: WaitSnapshot, second: WaitSnapshot) -> list[Edge]:
     """
-    Return the edges of cycles that a second snapshot lacks, or has less certain.
+    Return the edges of cycles that a second snapshot does not confirm.
+
+    It lacks the edge, or has an ``exact`` one with a lower confidence.
 
     :param second: Another snapshot, of the tasks of :func:`in_circles`.
     """
@@ -170,7 +175,7 @@ def unconfirmed(snapshot: WaitSnapshot, second: WaitSnapshot) -> list[Edge]:
 
 
 def without_edges(snapshot: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot:
-    """Return the snapshot without the owners of locks that *edges* lead to."""
+    """Return the snapshot without the lock owners that *edges* lead to."""
     wrong = {(edge.lock, edge.owner) for edge in edges}
     wanted = {
         lock: replace(
@@ -182,7 +187,7 @@ def without_edges(snapshot: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot
 
 
 def _link(snapshot: WaitSnapshot, edge: Edge) -> tuple[int, Lock, int]:
-    """Return a key of an edge that is valid in both tables, by addresses of tasks."""
+    """Return a key of an edge that is valid in any snapshot: addresses, not rows."""
     addresses = snapshot.tasks["address"]
     return int(addresses[edge.waiter]), edge.lock, int(addresses[edge.owner])
 
@@ -194,7 +199,7 @@ def _off_cpu(tasks: TaskTable) -> TaskTable:
 def _in_both(
     before: TaskTable, after: TaskTable, columns: tuple[str, ...]
 ) -> frozenset[int]:
-    """Return the addresses of tasks that are the same in both tables."""
+    """Return the addresses of tasks whose *columns* are equal in both tables."""
     addresses = before["address"]
     if not len(after):
         return frozenset()
@@ -210,8 +215,8 @@ def _in_both(
 #
 # A wait that is shorter than a snapshot takes is in no report of waits, as waits that
 # change while they are read are left out. But each waiter in a sample did wait at some
-# moment. With many samples their number is as good as lockstat: by Little's law, the
-# time per second that tasks wait for a lock is the mean number of waiters.
+# moment. With many samples the mean number of waiters measures contention as lockstat
+# does: by Little's law it is the time per second that tasks wait for a lock.
 
 
 MAX_OWNERS = 8
@@ -219,7 +224,7 @@ MAX_OWNERS = 8
 
 
 class Met(Struct, frozen=True):
-    """The waiters and owners of one lock in one sample."""
+    """The number of waiters, and the owners, of one lock in one sample."""
 
     lock: Lock
     waiters: int
@@ -227,7 +232,7 @@ class Met(Struct, frozen=True):
 
 
 def met(snapshot: WaitSnapshot) -> Iterator[Met]:
-    """Yield the locks that tasks wait for in a snapshot."""
+    """Yield each lock of a snapshot with its number of waiters and its owners."""
     tasks = snapshot.tasks
     for want in snapshot.crowds:
         owners = [
@@ -243,7 +248,7 @@ def met(snapshot: WaitSnapshot) -> Iterator[Met]:
 
 
 def _where(snapshot: WaitSnapshot, row: int) -> str:
-    """Return the class of a task, and the function that it sleeps in."""
+    """Return the class of a task and, if known, the function that it sleeps in."""
     task_class = TaskClass(int(snapshot.now.classes[row]))
     wait = snapshot.now.waits[int(snapshot.now.stacks.index[row])]
     function = wait.caller or wait.function
@@ -282,7 +287,7 @@ class Contention:
         return self._looks
 
     def ranked(self) -> list[Lock]:
-        """Return the locks, the one with the longest waits first."""
+        """Return the locks, the one with the longest total wait first."""
         return sorted(
             self._locks, key=lambda lock: (-self._locks[lock].waiters, str(lock))
         )
@@ -333,12 +338,13 @@ _COVERAGE = (
 """Keys that are always in the report's coverage."""
 
 MAX_NAMED = 32
-"""New locks that one sample names, those with most waiters first; others are known by
-their address."""
+"""Maximum number of new locks that one sample names, those with most waiters first; the
+others have only an ID, with their address."""
 
 _STEPS = 6
 _MAX_ROUNDS = 64
-"""How far a chain of owners is followed, where each is looked up by itself."""
+"""Maximum number of rounds that read missing owners, where only named tasks are read:
+each round follows chains of owners by one task."""
 
 
 def collect_locks(
@@ -358,10 +364,11 @@ def collect_locks(
     Nothing is written, and nothing but *prog* is read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: What to say of the target; found out if not given.
-    :param progress: Called now and then with steps done and steps in all.
-    :raises NoSuchPidError: if a PID that the options name is not there
-    :raises MissingError: if the types lack what describes tasks
+    :param target: Description of the target for the report; read from *prog* if not
+        given.
+    :param progress: Called with the number of steps done, and that of all steps.
+    :raises NoSuchPidError: if a PID that the options name does not exist
+    :raises MissingError: if types or members that describe tasks are missing
     :raises drgn.FaultError: if the dump lacks every task
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -370,7 +377,7 @@ def collect_locks(
 
 
 Switches = Mapping[tuple[int, int], int]
-"""How often each thread went to sleep, by its ID and its start."""
+"""Maps a thread's ID and start time, in ns, to its voluntary context switches."""
 
 
 class Locks(KernelSession[LocksReport, LocksOptions]):
@@ -410,7 +417,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
     def sample(self) -> None:
         """Take a snapshot within an interval."""
         began_s = time.process_time()
-        # A part that is lost is so in the report of the interval as well.
+        # Losses of samples are dropped: the interval's report has its own losses.
         aside = LossLog()
         if self._alone:
             snapshot = self._snapshot_of(self._read(aside), aside, alone=True)
@@ -421,7 +428,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         self._cost_s = time.process_time() - began_s
 
     def _meet(self, snapshot: WaitSnapshot) -> None:
-        """Add the waiters and owners of a snapshot to the contention."""
+        """Add a snapshot as one sample of the contention; name its new locks."""
         self._contention.add([*met(snapshot), *self._spins()])
         new = [want for want in snapshot.crowds if want.lock not in self._names]
         new.sort(key=lambda want: -len(want.rows))
@@ -434,7 +441,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
             self._unnamed[want.lock] = lock_id(snapshot, want)
 
     def _spins(self) -> Iterator[Met]:
-        """Yield the CPUs in queues for spinlocks, as waiters of one lock."""
+        """Yield the number of CPUs in queues for spinlocks, as waiters of ``ANY``."""
         if self._alone:
             return
         try:
@@ -452,7 +459,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         contention, self._contention = self._contention, Contention()
         contended = self._contended(contention, report)
         unnamed = sum(lock not in self._names for lock in contention.ranked())
-        # Later the address may be that of another lock.
+        # In the next interval another lock may be at the same address.
         self._names, self._unnamed = {}, {}
         return replace(
             report,
@@ -479,7 +486,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         )
 
     def report(self, progress: Progress) -> LocksReport:
-        """Report who waits for whom now."""
+        """Return a report of the waits, locks and owners at this moment."""
         losses = self._losses
         with self._reporting():
             progress(0, _STEPS)
@@ -510,7 +517,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         )
 
     def _read(self, losses: LossLog) -> TaskTable:
-        """Read all threads, or those that were named."""
+        """Read all threads, or only those that the options name."""
         return self._task_reader.read_named(self._options.pids, losses)
 
     def _of_some(self) -> WaitSnapshot:
@@ -524,7 +531,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
             more = self._are_tasks(self._task_reader.read(missing, self._losses))
             if not len(more):
                 break
-            # The next round reads these tasks and those of this round anew.
+            # The next round reads all of these tasks again, and counts losses anew.
             self._losses.reset(self._lasting)
             records = np.concatenate([tasks.records, more.records])
             tasks = TaskTable(records, tasks.columns)
@@ -571,7 +578,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         return read_snapshot(context, now, clocks, self._stack_bytes)
 
     def _held(self, snapshot: WaitSnapshot) -> WaitSnapshot:
-        """Return the snapshot without what changed while it was read."""
+        """Return the snapshot without waits and owners that changed meanwhile."""
         again = self._task_reader.read(concerned(snapshot), LossLog())
         kept = held(snapshot, again, alone=snapshot.context.alone)
         ended = len(snapshot.blocked) - len(kept.blocked)
@@ -589,7 +596,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         find_owners(second, self._reader, self._stack_bytes, aside, search=True)
         wrong = unconfirmed(snapshot, second)
         self._losses.coverage["owners_unconfirmed"] += len(wrong)
-        # Only tasks that slept from before the first read until after the last one.
+        # Keep only tasks that slept from the first snapshot until after the second.
         return self._held(without_edges(snapshot, wrong))
 
     def _count(self, snapshot: WaitSnapshot) -> None:
@@ -633,7 +640,7 @@ def _threads(tasks: TaskTable) -> Iterator[tuple[int, int]]:
 
 
 def _slept(tasks: TaskTable, then: Switches) -> npt.NDArray[np.int64]:
-    """Return how often each task went to sleep since then; 0 for a new task."""
+    """Return how often each task went to sleep since *then*; 0 for a new task."""
     now: list[int] = tasks["nvcsw"].tolist()
     pairs = zip(now, map(then.get, _threads(tasks)), strict=True)
     return np.array([0 if b is None else a - b for a, b in pairs], np.int64)

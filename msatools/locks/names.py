@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Names of locks, by what contains them and by their waiters."""
+"""Names of locks, by the structure or mapping that contains them, or by a waiter."""
 
 import stat
 from collections.abc import Sequence
@@ -199,7 +199,7 @@ class LockNames:
     def _described(self, place: LockPlace) -> Name:
         """Return the name of a lock in a structure.
 
-        If the structure cannot be described, it is the name of the member alone.
+        If the structure cannot be read, the name is that of the member alone.
         """
         try:
             return describe(self._context, place)
@@ -229,7 +229,7 @@ class LockNames:
 
 
 def _process(context: LockContext, lock: Lock) -> Name:
-    """Return the name of a wait for the threads of a process, or for its namespace."""
+    """Return the name of a wait for a process's threads, io_uring or PID namespace."""
     tasks = context.tasks
     rows = np.flatnonzero(tasks["signal"] == np.uint64(lock.address or 0))
     if not len(rows):
@@ -244,7 +244,8 @@ def _process(context: LockContext, lock: Lock) -> Name:
 _OF_PIPE = {"mutex": ("mutex",), "wait_queue": ("rd_wait", "wr_wait")}
 
 _FD_ARGUMENT = {"splice": 2, "tee": 1, "vmsplice": 0, "sendfile": 0, "sendfile64": 0}
-"""Maps system calls to the index of a further argument that may be that of a pipe."""
+"""Maps a system call to the index of the argument to look up as the descriptor of a
+pipe, besides :attr:`.BlockedTask.file`."""
 
 
 def find_lock_place(
@@ -273,10 +274,10 @@ def find_lock_place(
 def _mapping(
     context: LockContext, type_: str, address: int, case: BlockedTask
 ) -> LockPlace | None:
-    """Find the mapping of a per-VMA lock, by a pointer to it on the waiter's stack.
+    """Find the mapping of a per-VMA lock; the waiter's stack has a pointer to it.
 
-    The lock is outside of the mapping since "mm: separate vma->lock from
-    vm_area_struct" (in v6.4), up to v6.14.
+    The lock is a ``struct vma_lock`` of its own from "mm: separate vma->lock from
+    vm_area_struct" (in v6.4) to v6.14.
     """
     if type_ != "rwsem" or not context.layout.has("vma_lock", "lock"):
         return None
@@ -315,7 +316,7 @@ def _pipe(
 
 
 def _inodes_of_call(context: LockContext, case: BlockedTask) -> list[int]:
-    """Return what may be the inodes of the files of a system call."""
+    """Return addresses that may be inodes of the files of a task's system call."""
     inodes = [case.file.inode] if case.file else []
     index = _FD_ARGUMENT.get(case.call or "")
     if index is not None:
@@ -342,7 +343,7 @@ def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> 
     # A page that is being swapped in has no mapping yet.
     if not anonymous and device is None:
         return Name(name="folio")
-    # Several processes may map it. If all waiters are of one process, it is that.
+    # Several processes may map the page: name the one that all waiters are of, if any.
     mms = {case.mm for case in cases if case.mm}
     mm = mms.pop() if len(mms) == 1 else None
     if mm is None and anonymous:
@@ -354,11 +355,14 @@ def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> 
 
 
 def _word(context: LockContext, address: int, piece: SlabObject | None) -> Name | None:
-    """Return the name of a word with a bit: of a buffer, or the state of an inode."""
+    """Return the name of a word whose bit is waited for; ``None`` if unknown.
+
+    Known are the state of a buffer, and that of an inode.
+    """
     try:
         device = context.storage.device_of_buffer(address)
         if device is None and piece is not None and piece.cache == "buffer_head":
-            # A journal's own copy is not among the buffers of its page.
+            # A journal's own copy of a buffer is not among the buffers of its page.
             part = context.layout.member(address, "buffer_head", "b_bdev")
             if lock_places(context).is_a("block_device", part):
                 device = context.storage.device(part)
@@ -386,7 +390,7 @@ def _request(context: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
 
 
 def _buffer(context: LockContext, address: int, device: str) -> Name:
-    """Return the name of a buffer: its block, and its file if it is data of one."""
+    """Return the name of a buffer: its block, and its file if it has a file's data."""
     names = ("b_blocknr", ("b_folio", "b_page"))
     block, folio = context.layout.members(address, "buffer_head", *names)
     name = Name(name=f"buffer {block} of {short(device)}", device=device)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds the owners of the locks of a snapshot: all evidence, brought together.
+"""Finds the owners of the locks of a snapshot, by all evidence.
 
-Addresses on stacks, functions that take locks of a type, where a reader stands, and
-what speaks against a task that is named.
+The evidence: owners recorded in locks, addresses on stacks, functions that take locks
+or imply a reader, and facts that refute a recorded owner.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,7 +33,8 @@ from msatools.tasks.waits import TaskClass
 
 # --- Finds tasks that have certain addresses on their kernel stacks.
 #
-# With the address of a lock there, a task took it, tried to, or did so earlier.
+# A task with a lock's address on its stack has taken the lock, tries to take it, or has
+# released it since.
 
 
 _AT_ONCE = 1024
@@ -66,7 +67,7 @@ def seen_on_stacks(
     stacks = np.where(pointers != 0, tasks["stack"], 0).astype(np.uint64)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        # What cannot be read was counted when the stacks were unwound.
+        # Unreadable stacks were counted when the stacks were unwound.
         memory = read_stacks(
             reader, stacks[part], pointers[part], stack_size, LossLog()
         )
@@ -104,10 +105,12 @@ def _pointers(prog: drgn.Program, tasks: TaskTable, stack_size: int) -> Addresse
 
 
 def _running_pointer(prog: drgn.Program, task: int, stack: range) -> int:
-    """Return where a running task's own stack is in use from, in a dump.
+    """Return the stack pointer of a running task on its own stack, in a dump.
 
-    The CPU may be on an interrupt's stack, whose frames come first. If it was in user
-    mode, the task's kernel stack has only the registers saved at its entry: 0.
+    The CPU may be on an interrupt's stack, whose frames come first.
+
+    :return: 0 if unknown, or if the CPU was in user mode: then the task's kernel stack
+        has only the registers saved at entry.
     """
     try:
         frames = stack_trace(prog, task) or ()
@@ -118,10 +121,10 @@ def _running_pointer(prog: drgn.Program, task: int, stack: range) -> int:
 
 # --- Whether a function on a stack takes locks of a type, by its machine code.
 #
-# A lock's address in a slot of a stack is evidence only in the frames of a function
-# that handles such a lock: other slots are left over from calls that have returned.
-# What a function calls is in the dump: a call of x86-64 has the distance to its target,
-# a bl of arm64, too. A function may also take a lock by a helper, one call away.
+# A lock's address on a stack may be left over from a call that has returned. It is
+# evidence only if a function on that stack takes locks of that type. The machine code
+# shows which functions are called: a call of x86-64, like a bl of arm64, has the
+# distance to its target. A function may also take a lock by a helper, one call away.
 
 
 _TAKES: dict[LockTypeName, str] = {
@@ -142,20 +145,22 @@ _ENTRIES = (
     "ret_from_fork",
     "el0",
 )
-"""They call all system calls, or end threads."""
+"""Prefixes of functions that are not searched: they call all system calls, or start and
+end kernel threads."""
 
 _MAX_CODE = 1 << 16
 """Maximum number of bytes of a function to search."""
 
 
 _PADDING = 16
-"""Some kernels call into the bytes before a function, or behind its first ones."""
+"""Maximum distance of a call's target from the start of the function: some kernels call
+into the bytes before a function, or past its first ones."""
 
 
 def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
     """Return whether any function on a stack takes locks of a type.
 
-    True also if that cannot be told: without symbols or code.
+    Also true if that is unknown, as symbols or code are missing.
     """
     finder = _calls(context)
     takers = finder.entries(type_)
@@ -179,9 +184,11 @@ def takes(context: LockContext, stack: Stack, type_: LockTypeName) -> bool:
 def takes_variable(
     context: LockContext, stack: Stack, type_: LockTypeName, address: int
 ) -> bool:
-    """Return whether a function on a stack takes a lock that its code names.
+    """Return whether a function on a stack takes locks of a type, and names this one.
 
-    Only x86-64's ways to name the address of a variable are known.
+    Only machine code of x86-64 is searched for the lock's address.
+
+    :param address: Address of the lock, which is a variable.
     """
     if address < START_KERNEL_MAP or arch_of(context.reader.prog).has_frame_records:
         return False
@@ -209,7 +216,10 @@ class _Calls:
         self._entries: dict[LockTypeName, frozenset[int]] = {}
 
     def entries(self, type_: LockTypeName) -> frozenset[int]:
-        """Return where calls enter the functions that take locks of a type."""
+        """Return the addresses where calls enter functions that take locks of a type.
+
+        :return: Empty if the type has no such functions, or they have no symbols.
+        """
         if type_ not in self._entries:
             names = _TAKES.get(type_, "").split()
             found = (self._context.layout.symbol(name) for name in names)
@@ -222,13 +232,19 @@ class _Calls:
         return self._entries[type_]
 
     def targets(self, start: int, size: int) -> tuple[int, ...] | None:
-        """Return what a function may call or end with; ``None`` if unreadable."""
+        """Return the targets of a function's calls and jumps; ``None`` if unreadable.
+
+        On x86-64 these include values that only look like targets.
+        """
         if start not in self._targets:
             self._targets[start] = self._read(start, min(size, _MAX_CODE))
         return self._targets[start]
 
     def names(self, start: int, size: int, address: int) -> bool:
-        """Return whether an immediate, or a distance, may be that of a variable."""
+        """Return whether a function's code may name the variable at an address.
+
+        Code has its address as an immediate, or the distance to it.
+        """
         try:
             code = self._context.reader.read(start, min(size, _MAX_CODE))
         except UNREADABLE:
@@ -251,7 +267,7 @@ class _Calls:
 
 
 def _of_x86(code: bytes, start: int) -> npt.NDArray[np.uint64]:
-    """Return the targets of all that may be ``call rel32`` or ``jmp rel32``."""
+    """Return the targets of all bytes that may be ``call rel32`` or ``jmp rel32``."""
     data = np.frombuffer(code, np.uint8)
     places = np.flatnonzero((data[:-4] == 0xE8) | (data[:-4] == 0xE9))
     distance = _words_at_each_byte(code)[places + 1]
@@ -269,7 +285,7 @@ def _words_at_each_byte(code: bytes) -> npt.NDArray[np.int32]:
 
 
 def _of_arm(code: bytes, start: int) -> npt.NDArray[np.uint64]:
-    """Return the targets of all ``bl`` and ``b``."""
+    """Return the targets of all ``bl`` and ``b`` instructions."""
     words = np.frombuffer(code[: len(code) & ~3], "<u4")
     places = np.flatnonzero((words & 0x7C00_0000) == 0x1400_0000)
     distance = (words[places] << 6).astype(np.int32).astype(np.int64) >> 4
@@ -288,22 +304,22 @@ def _calls(context: LockContext) -> _Calls:
     return _Calls(context)
 
 
-# --- Readers of a lock that follow from where they are, though no word has its address.
+# --- Owners that follow from the function that a task is in, mostly readers.
 #
-# A task that handles a page fault has the mmap_lock of that memory for reading, or the
-# lock of the mapping (mm/memory.c, handle_mm_fault()): so the kernel asserts. The same
-# holds for who reads or writes the memory of another process, such as ps
-# (__access_remote_vm()). Their stacks have the mapping and the memory's descriptor.
+# A task that handles a page fault has the mmap_lock of its address space for reading,
+# or the lock of the mapping: assert_fault_locked() (include/linux/mm.h). A task that
+# reads or writes the memory of another process, such as ps, has the mmap_lock of that
+# process (__access_remote_vm()). Stacks of both point at the mapping or the mm_struct.
 #
 # The task that commits a transaction of btrfs wakes those that wait for the end of the
-# commit. Its stack has the transaction (fs/btrfs/transaction.c,
+# commit. Its stack points at the transaction (fs/btrfs/transaction.c,
 # btrfs_commit_transaction()).
 #
-# Who takes a CPU on- or offline has cpu_hotplug_lock for writing (kernel/cpu.c), which
-# does not record it.
+# A task that takes a CPU on- or offline has cpu_hotplug_lock for writing
+# (kernel/cpu.c). The lock does not record it.
 #
-# Who reads under a srcu_struct that is a variable is in a function whose code names it,
-# and calls srcu_read_lock(): there is no word on its stack to find.
+# A reader under a srcu_struct that is a variable is in a function that calls
+# srcu_read_lock() and whose code names the variable. Its stack need not point at it.
 
 
 _FAULTS = frozenset(
@@ -318,21 +334,23 @@ _LOCKS = {
     "mmap_sem": "mm_struct",
     "vm_lock": "vm_area_struct",
 }
-"""Maps locks that such tasks have to the structures that contain them."""
+"""Maps the lock members that :func:`readers` knows to the structures with them."""
 
 
 _COMMITS = frozenset({"btrfs_commit_transaction"})
 _COMMIT_WAITS = _COMMITS | {
     *("wait_for_commit", "wait_current_trans", "btrfs_wait_for_commit"),
 }
-"""Functions of those that wait for the end of a commit."""
+"""Functions in which a task waits for the end of a commit."""
 
 _HOTPLUG = frozenset({"_cpu_down", "_cpu_up"})
-"""Functions that have ``cpu_hotplug_lock`` wherever they sleep."""
+"""Functions in which a task that sleeps has ``cpu_hotplug_lock`` for writing."""
 
 
 def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[int]:
-    """Return the rows of tasks that have a lock where they are, mostly for reading.
+    """Return the rows of tasks that own a lock, as implied by their functions.
+
+    Most own it for reading; :func:`find_owners` has the other owners.
 
     :param stack_size: Bytes of a kernel stack.
     """
@@ -356,7 +374,10 @@ def readers(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> frozenset[
 
 
 def _hotplugging(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
-    """Return who takes a CPU on- or offline, if that is what a lock is for."""
+    """Return the rows of tasks that take a CPU on- or offline.
+
+    :return: Empty for a lock other than ``cpu_hotplug_lock``.
+    """
     if want.lock.address != snapshot.context.layout.symbol("cpu_hotplug_lock"):
         return frozenset()
     rows = _within(snapshot, _HOTPLUG)
@@ -366,7 +387,10 @@ def _hotplugging(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
 def _committing(
     snapshot: WaitSnapshot, want: Wanted, stack_size: int
 ) -> frozenset[int]:
-    """Return who commits the transaction of btrfs whose end is waited for."""
+    """Return the rows of tasks that commit the btrfs transaction of some waiters.
+
+    :return: Empty for other wait queues.
+    """
     layout = snapshot.context.layout
     stacks = snapshot.now.stacks
     names = {name.partition(".")[0] for name in stacks.names(stacks[want.rows[0]])}
@@ -384,9 +408,10 @@ def _committing(
 
 
 def readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
-    """Return the rows of tasks in a function that begins to read under SRCU.
+    """Return the rows of tasks in a function that calls srcu_read_lock() for a lock.
 
-    Each may have ended it again, so that is no more than a word on a stack is.
+    The function may have left the critical section since, so this is as weak as an
+    address on a stack.
     """
     if want.lock.type != "srcu" or not want.readers:
         return frozenset()
@@ -401,7 +426,7 @@ def readers_by_code(snapshot: WaitSnapshot, want: Wanted) -> frozenset[int]:
 
 
 def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace | None:
-    """Return the structure of a lock, if faults take it; otherwise ``None``."""
+    """Return the structure of a lock that page faults take; else ``None``."""
     if want.lock.type == "vma":
         return LockPlace("vm_refcnt", "vm_area_struct", want.lock.address or 0)
     context, first = snapshot.context, np.array(want.rows[:1], np.intp)
@@ -418,7 +443,7 @@ def _place(snapshot: WaitSnapshot, want: Wanted, stack_size: int) -> LockPlace |
 
 
 def _faulting(snapshot: WaitSnapshot) -> Iterator[int]:
-    """Yield the rows of sleeping tasks that are in a fault, or in another's memory."""
+    """Yield the rows of tasks in a page fault or in an access to another's memory."""
     yield from _within(snapshot, _FAULTS | _REMOTE)
 
 
@@ -435,7 +460,10 @@ def _within(snapshot: WaitSnapshot, wanted: frozenset[str]) -> list[int]:
 
 
 def _holds(context: LockContext, case: BlockedTask, place: LockPlace) -> bool:
-    """Return whether a task has the lock of a mapping, or of the memory around it."""
+    """Return whether a task has the lock of a mapping or of an address space.
+
+    :param place: Its member ``vm_refcnt``, ``vm_lock`` or ``mmap_lock``.
+    """
     try:
         for remote in (False, True):
             found = case.stack.fault(case.mm, remote)
@@ -453,27 +481,26 @@ def _holds(context: LockContext, case: BlockedTask, place: LockPlace) -> bool:
 
 
 def _is_remote(case: BlockedTask, mm: int) -> bool:
-    """Return whether a task works in the memory of another process.
+    """Return whether a task reads or writes the memory of another process.
 
-    Before it has the lock it is in a function that takes one, and waits itself.
+    It has that process's ``mmap_lock``: a task without it is among the lock's waiters.
     """
     return case.is_in(*_REMOTE) and case.mm != mm and mm in case.stack.pointers
 
 
-# --- What speaks against a task that is named as the owner of a kernel lock.
+# --- Facts that refute that a task owns a kernel lock.
 #
-# A lock's own word can be wrong: a task that exits, or goes back to user mode, with a
-# mutex held leaves its task_struct in the word, which the next task may have by now.
-# Three things refute it:
+# The owner field of a lock can be stale: a task that exits, or returns to user mode,
+# with a mutex held leaves the address of its task_struct there, and a new task may have
+# the same address. Three facts refute an owner:
 #
 # - The task began after the first waiter of the lock fell asleep. An unlock wakes the
 #   first waiter (kernel/locking: __mutex_unlock_slowpath(), rwsem_wake()), so that the
 #   lock has had one owner since then.
-# - The task rests where no kernel lock is held: in user mode, on its way there (stopped
-#   or frozen), or in a system call that waits for the user's sake alone, such as
-#   pause().
-# - The lock is in the data of a module, and none of the functions that the task is in
-#   is of any module: who takes such a lock is in one until it unlocks it.
+# - The task is where no kernel lock is held: in user mode, on its way there (stopped or
+#   frozen), or in a system call that only waits for user space, such as pause().
+# - The lock is in the data of a module, and no function on the task's stack is of any
+#   module: a task that takes such a lock stays in a module's function until it unlocks.
 #
 # docs/how-it-works.md has the whole order of evidence.
 
@@ -487,10 +514,9 @@ _ONE_OWNER = frozenset({"mutex", "ww_mutex", "rwsem", "rt_mutex"})
 """Types whose first waiter is woken by each unlock."""
 
 SLACK_NS = 100_000_000
-"""How much the clocks of CPUs, and those of starts and of sleeps, may differ."""
+"""Maximum difference of the clocks of two CPUs, or of those of starts and sleeps."""
 
-# Functions in which a task sleeps for the user alone. Their callers hold no lock, and
-# they have released those that they had.
+# System calls in which a sleeping task holds no kernel lock, with their functions.
 _RESTS = {
     "nanosleep()": "do_nanosleep hrtimer_nanosleep do_cpu_nanosleep",
     "pause()": """
@@ -517,9 +543,10 @@ _TO_USER = (
 
 
 def against(snapshot: WaitSnapshot, want: Wanted, row: int) -> tuple[str, ...]:
-    """Return what refutes that a task has a kernel lock, each in a few words.
+    """Return the facts that refute that a task has a kernel lock, a few words each.
 
-    :param row: A task that the lock names, or that something else speaks for.
+    :param row: Row of a task that the lock names, or that other evidence suggests.
+    :return: Empty if nothing refutes it.
     """
     if want.lock.type not in KERNEL_LOCKS:
         return ()
@@ -532,7 +559,7 @@ def against(snapshot: WaitSnapshot, want: Wanted, row: int) -> tuple[str, ...]:
 
 
 def _began_later(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
-    """Return that a task is younger than the wait of the first waiter."""
+    """Return a text if a task is younger than the wait of the first waiter."""
     offset = snapshot.clocks.monotonic_offset_ns
     first = snapshot.rows.get(want.queue[0].task) if want.queue else None
     if want.lock.type not in _ONE_OWNER or first is None or offset is None:
@@ -548,7 +575,7 @@ def _began_later(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
 
 
 def _rests(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
-    """Return where a task is, if no kernel lock is held there."""
+    """Return a text if a task is where no kernel lock is held."""
     task_class = TaskClass(int(snapshot.now.classes[row]))
     if task_class is TaskClass.ZMB:
         return "it has exited"
@@ -569,9 +596,9 @@ def _rests(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
 
 
 def _is_elsewhere(snapshot: WaitSnapshot, want: Wanted, row: int) -> str | None:
-    """Return that a task is in no function of a module, if a module's lock is wanted.
+    """Return a text if a module has the lock, but a task is in no module's function.
 
-    A lock of one module may be taken by the functions of another that it works with.
+    Functions of all modules count: another module may take the lock as well.
     """
     text, stack = snapshot.context.text, snapshot.now.stacks[row]
     address = want.lock.address or 0
@@ -595,7 +622,7 @@ def _is_of_tty(snapshot: WaitSnapshot, want: Wanted) -> bool:
     )
 
 
-# --- all evidence, which msatools.locks.graph.owners weighs
+# --- Gathers all evidence, which msatools.locks.graph.owners() weighs.
 
 
 def find_owners(
@@ -605,8 +632,9 @@ def find_owners(
     losses: LossLog,
     search: bool,
 ) -> None:
-    """Set the owners of each lock, by the lock itself and by stacks.
+    """Set ``owners`` and ``refuted`` of each lock, by the lock itself and by stacks.
 
+    :param stack_size: Bytes of a kernel stack.
     :param search: Whether all stacks are searched, not just those of known owners.
     """
     rows = snapshot.rows
@@ -654,7 +682,7 @@ def _seen(
     seen: Mapping[int, Collection[int]],
     search: bool,
 ) -> Collection[int]:
-    """Return the rows of tasks whose stacks, or code there, have a lock's address."""
+    """Return the rows of tasks with a lock's address on the stack, or in code there."""
     found = seen.get(want.lock.address or 0, ())
     by_code = readers_by_code(snapshot, want) if search else frozenset()
     return {*found, *by_code} if by_code else found
@@ -663,14 +691,14 @@ def _seen(
 def _takes(snapshot: WaitSnapshot, type_: LockTypeName, row: int) -> bool:
     """Return whether a task is in a function that takes locks of a type."""
     stack = snapshot.now.stacks[row]
-    # That of a task that runs was not unwound.
+    # The stack of a running task was not unwound.
     return not stack.addresses or takes(snapshot.context, stack, type_)
 
 
 def _servers(snapshot: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
-    """Yield the servers of a wait that are blocked themselves.
+    """Yield the servers of a lock's waiters as its owners, if they are blocked.
 
-    Other servers are reported with the wait.
+    Other servers are reported with the wait itself.
     """
     known: set[int] = {own.row for own in want.owners}
     for row in want.rows:
@@ -687,7 +715,7 @@ def _array(rows: set[int]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
 
 
 def missing_owners(snapshot: WaitSnapshot) -> Sequence[int]:
-    """Return the owners of locks that are not in the table yet."""
+    """Return the addresses of recorded owners that the table of tasks lacks."""
     rows = snapshot.rows
     holders = [holder for want in snapshot.wanted.values() for holder in want.holders]
     return list(dict.fromkeys(h.task for h in holders if h.task not in rows))

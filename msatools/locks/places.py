@@ -142,7 +142,7 @@ class Slabs:
 
 
 _LARGE = "rcu_state"
-"""Name of a variable, and of its type, of 359 KiB."""
+"""A variable of 359 KiB with locks in it; its type has the same name."""
 
 
 class Variables:
@@ -173,9 +173,9 @@ class Variables:
         return _name(self._in_module(address), address)
 
     def _large(self, address: int) -> str | None:
-        """Return the name of the one large variable with locks; else ``None``.
+        """Return the name of an address in ``rcu_state``; ``None`` for others.
 
-        Without sizes of symbols, one is not thought to go on for that long.
+        Lookups by symbol assume smaller variables if symbols have no sizes.
         """
         start = self._layout.symbol(_LARGE)
         if start is None or not self._layout.has(_LARGE, "barrier_mutex"):
@@ -193,7 +193,7 @@ class Variables:
         if start is None or end is None:
             return 0, 0
         if end < start:
-            # Not relocated, as debug info of arm64 has it.
+            # Debug info of arm64 has an _end that is not relocated.
             _, end = arch_of(self._prog).image_range(self._prog)
         return start, end
 
@@ -213,7 +213,10 @@ class Variables:
 
     @cached_property
     def _cpus(self) -> tuple[int, int, PerCpu] | None:
-        """Start and end of the linked per-CPU section, and the offset of each CPU."""
+        """Start and end of the linked per-CPU section, and the offset of each CPU.
+
+        ``None`` if unknown.
+        """
         start, end = map(self._layout.symbol, ("__per_cpu_start", "__per_cpu_end"))
         if start is None or end is None:
             return None
@@ -229,9 +232,9 @@ class Variables:
         return _best(self._static(linked))
 
     def of_cpu(self, address: int) -> tuple[int, int] | None:
-        """Return the CPU and the linked address of a per-CPU variable.
+        """Return the CPU and the linked address of an address in per-CPU data.
 
-        :return: ``None`` if the address is of no such variable.
+        :return: ``None`` if the address is not in the data of any CPU.
         """
         if self._cpus is None:
             return None
@@ -246,8 +249,8 @@ class Variables:
     def _static(self, linked: int) -> list[drgn.Symbol]:
         """Find per-CPU variables by their linked address.
 
-        It is a small number, or, since "x86/percpu/64: Use relative percpu offsets" (in
-        v6.15), an address in the kernel's data.
+        A linked address is a small number, or, since "x86/percpu/64: Use relative
+        percpu offsets" (in v6.15), an address in the kernel's data.
         """
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
@@ -270,10 +273,10 @@ class Variables:
 def _with_others(
     prog: drgn.Program, finder: Symbols, found: list[drgn.Symbol]
 ) -> list[drgn.Symbol]:
-    """Return symbols, and the others at their address if one of them is no variable.
+    """Return symbols, and all others at their addresses if one of them is no variable.
 
-    kallsyms has no sizes: with drgn's own index the last symbol at an address alone is
-    taken to extend to the next one.
+    kallsyms has no sizes. Of several symbols at one address, drgn's own index extends
+    only the last to the next address, so that only that one is found.
     """
     if isinstance(finder, SymbolTable) or not any(map(_is_no_variable, found)):
         return found
@@ -283,7 +286,10 @@ def _with_others(
 
 
 def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
-    """Return the name of the innermost variable; prefer global ones."""
+    """Return the name of the innermost variable, with the offset of an address in it.
+
+    Of several, global ones are preferred; ``None`` if there is none.
+    """
     best = _best(symbols)
     if best is None:
         return None
@@ -317,7 +323,7 @@ def _is_no_variable(symbol: drgn.Symbol) -> bool:
 
 # --- Finds the kernel structure that contains a lock, by the address of the lock.
 #
-# There are a few structures with a member of each lock type. A structure is accepted if
+# For each lock type, members of a few structures are tried. A structure is accepted if
 # another one points back at it: i_data at its inode, a root dentry at its super block.
 
 
@@ -344,7 +350,7 @@ class LockPlace(Struct, frozen=True):
     """Address of the structure."""
 
     level: int | None = None
-    """Index in :data:`FREEZE_LEVELS` of a lock of a file system."""
+    """For a lock of a frozen file system: its index in :data:`FREEZE_LEVELS`."""
 
 
 _Members = tuple[tuple[str, tuple[str, ...]], ...]
@@ -437,7 +443,7 @@ _BY_TYPE: dict[str, _Members] = {
 _Path = tuple[str, ...]
 """Alternating structures and members: each member points at the next structure."""
 
-# Paths that lead back to the structure.
+# Paths that lead from a structure back to it, which shows that it is of that type.
 _ROUND: dict[str, _Path] = {
     "seq_file": ("seq_file", "file", "file", "private_data"),
     "eventpoll": ("eventpoll", "file", "file", "private_data"),
@@ -451,7 +457,7 @@ _ROUND: dict[str, _Path] = {
     "socket": ("socket", "sk", "sock", "sk_socket"),
     "backing_dev_info": ("backing_dev_info", "wb.bdi"),
 }
-# Two paths that lead to the same address.
+# Two paths that lead from a structure of that type to the same address.
 _TWICE: dict[str, tuple[_Path, _Path]] = {
     "file": (
         ("file", "f_inode"),
@@ -498,7 +504,7 @@ class Places:
         """
         Find the variable or known structure that contains a lock.
 
-        :param type_: A lock type of contract ``locks``.
+        :param type_: One of :data:`.report.LockTypeName`.
         :return: ``None`` if not found.
         """
         key = type_, address
@@ -524,8 +530,9 @@ class Places:
     def inode_within(self, piece: SlabObject) -> int | None:
         """Find the ``struct inode`` in a slab object of a file system's own inode type.
 
-        Its ``i_mapping`` points at its own ``i_data``.
+        It is found by its ``i_mapping``, which points at its own ``i_data``.
 
+        :return: Its address; ``None`` if not found.
         :raises drgn.FaultError: if the object cannot be read
         """
         mapping = self._layout.offset("inode", "i_mapping")
@@ -585,7 +592,10 @@ class Places:
         return address in self._mms or self.owner_of_mm(address) is not None
 
     def owner_of_mm(self, mm: int) -> int | None:
-        """Return the ``struct task_struct`` that owns an address space."""
+        """Return the ``struct task_struct`` that owns an address space.
+
+        :return: Its address; ``None`` if unknown.
+        """
         try:
             owner = self._layout.member(mm, "mm_struct", "owner")
             if owner >= KERNEL_HALF:
@@ -620,7 +630,7 @@ class Places:
         """Follow a path of pointers from a structure.
 
         :param path: Alternating structures and members.
-        :return: ``None`` if one of the pointers is no kernel address.
+        :return: The last pointer; ``None`` if one of them is no kernel address.
         :raises drgn.FaultError: if a member cannot be read
         :raises MissingError: if a type is unknown, or has no such member
         """
@@ -657,5 +667,5 @@ class Places:
 
 @per_context
 def lock_places(context: LockContext) -> Places:
-    """Return the finder of places of locks of a context."""
+    """Return the finder of the variables and structures that contain locks."""
     return Places(context.layout, context.storage, context.losses, context.tasks)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waits for RCU: who is to make the callbacks, and who holds up a grace period."""
+"""Waits for RCU: threads that invoke callbacks, tasks that hold up grace periods."""
 
 import numpy as np
 from msgspec import Struct
@@ -16,20 +16,20 @@ from msatools.program.linear import KERNEL_HALF
 from msatools.reports.units import ranges
 from msatools.tasks.preemption import GracePeriodState, read_grace_period_state
 
-# --- Who is to make the callbacks of RCU that tasks wait for.
+# --- The threads that invoke the RCU callbacks that tasks wait for.
 #
 # kernel/rcu/tree.c, rcu_barrier(): each CPU that has callbacks gets one more, and the
-# last of those completes rcu_state.barrier_completion. Who waits for a grace period has
-# a callback of its own, on its stack. A thread makes the callbacks of a CPU where they
-# are taken from it (rcu_nocbs=; kernel/rcu/tree_nocb.h), else a softirq does. A CPU may
-# have such a thread although nothing is taken from it.
+# last one to be invoked completes rcu_state.barrier_completion. A task that waits for a
+# grace period has a callback on its stack. Callbacks of an offloaded CPU (rcu_nocbs=;
+# kernel/rcu/tree_nocb.h) are invoked by a thread, those of other CPUs by a softirq. A
+# CPU that is not offloaded may have such a thread, too.
 
 
 MAX_CALLBACKS = 1 << 16
-"""Maximum number of callbacks of one CPU to go through."""
+"""Maximum number of callbacks of one CPU to read."""
 
 _MAX_OF_ALL = 1 << 18
-"""Maximum number of callbacks of all CPUs to go through."""
+"""Maximum number of callbacks of all CPUs to read."""
 
 _MAX_SERVED = 1 << 13
 """Maximum number of CPUs in the list of one thread."""
@@ -43,40 +43,41 @@ class QueuedCallback(Struct, frozen=True):
     """Address of the CPU's ``struct rcu_data``."""
 
     is_ready: bool
-    """Whether its grace period has ended, so that it is to be made."""
+    """Whether its grace period has ended, so that it can be invoked."""
 
 
 class _Callbacks(Struct, frozen=True):
     """The callbacks in the lists of all CPUs."""
 
     by_head: dict[int, QueuedCallback]
-    """By the address of each one's ``struct rcu_head``."""
+    """Maps the address of a ``struct rcu_head`` to its callback."""
 
     longer: frozenset[int]
-    """The ``struct rcu_data`` of CPUs that have more: the list is too long to be gone
-    through, or who makes callbacks has taken them out of it (rcu_do_batch()) and not
-    counted them yet."""
+    """Addresses of the ``struct rcu_data`` of CPUs with more callbacks: the list is too
+    long to read, or rcu_do_batch() has taken callbacks off the list to invoke them, and
+    has not subtracted them from its length yet."""
 
 
 class _Awaited(Struct, frozen=True):
-    """The callback of one CPU that is waited for."""
+    """A callback that rcu_barrier() has queued on one CPU, and waits for."""
 
     queued: QueuedCallback
     is_seen: bool
-    """Whether it was found in the CPU's list; else the CPU has more than are there."""
+    """Whether it is in the CPU's list; if not, the list is known to lack some."""
 
     thread: int
-    """Task that has to run for that; 0 if unknown, as with a softirq."""
+    """Address of the task that has to run next for it: see :func:`callback_thread`."""
 
 
 def awaited_callbacks(
     context: LockContext, address: int
 ) -> tuple[str, tuple[Holder, ...]] | None:
     """
-    Return what rcu_barrier() waits for, and the threads that are to make it.
+    Describe the callbacks that rcu_barrier() waits for, and find their threads.
 
     :param address: Address of a completion.
-    :return: ``None`` if it is another completion, or nothing is known of this one.
+    :return: The description, and the threads that have to invoke the callbacks;
+        ``None`` for another completion, or if no callback was found.
     :raises drgn.FaultError: if the callbacks cannot be read
     """
     state = context.layout.symbol("rcu_state")
@@ -103,12 +104,12 @@ def awaited_callbacks(
 
 @per_context
 def _awaited(context: LockContext) -> list[_Awaited]:
-    """The callbacks that rcu_barrier() has queued, and that are still queued.
+    """Return the callbacks of rcu_barrier() that have not been invoked yet.
 
-    One that is not in the list may be among those that are being made, or behind more
-    than are gone through. They are made in order, so that it takes the same thread. Or
-    it was made long ago, as its function stays set, and not all kernels mark that. So
-    these count only if rcu_barrier() waits for as many.
+    A callback that is not in its CPU's list may be in the batch being invoked, or past
+    the part of the list that was read: either way the same thread invokes it. Or it was
+    invoked long ago: its ``func`` stays set, and not all kernels mark it as invoked. So
+    callbacks that are not in a list count only if rcu_barrier() waits for as many.
     """
     layout = context.layout
     function = layout.symbol("rcu_barrier_callback")
@@ -136,10 +137,10 @@ def _awaited(context: LockContext) -> list[_Awaited]:
 
 
 def _is_made(context: LockContext, head: int) -> bool:
-    """Return whether a callback of rcu_barrier() is marked as made.
+    """Return whether a callback of rcu_barrier() is marked as invoked.
 
-    kernel/rcu/tree.c, rcu_barrier_callback(): newer kernels have it point to itself (it
-    does not in 6.1, but in 6.12).
+    kernel/rcu/tree.c, rcu_barrier_callback(): v6.12 makes it point to itself, v6.1 does
+    not mark it.
     """
     return context.layout.member(head, "callback_head", "next") == head
 
@@ -156,7 +157,7 @@ def _barrier_count(context: LockContext) -> int | None:
 def callbacks(context: LockContext) -> _Callbacks:
     """Return the callbacks of all CPUs.
 
-    include/linux/rcu_segcblist.h: what is up to ``tails[0]`` is ready.
+    include/linux/rcu_segcblist.h: callbacks up to ``tails[0]`` are ready.
 
     :raises MissingError: if the types are unknown
     """
@@ -190,7 +191,13 @@ def callbacks(context: LockContext) -> _Callbacks:
 
 
 def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
-    """Return the thread that makes a callback, or that wakes it; 0 if unknown."""
+    """Return the address of the task that has to run next for a callback.
+
+    For a ready callback that is the thread that invokes callbacks of the CPU, else the
+    grace-period thread of the CPU's group, if runnable.
+
+    :return: 0 if there is no such task, as with a softirq, or it is unknown.
+    """
     layout, data = context.layout, queued.data
     try:
         leader = layout.member(data, "rcu_data", "nocb_gp_rdp")
@@ -210,16 +217,16 @@ def callback_thread(context: LockContext, queued: QueuedCallback) -> int:
 
 
 def _is_offloaded(context: LockContext, data: int, leader: int) -> bool:
-    """Return whether threads make the callbacks of a CPU, not a softirq of its own.
+    """Return whether threads invoke the callbacks of a CPU, not its own softirq.
 
     Since "rcu/nocb: Create kthreads on all CPUs if "rcu_nocbs=" or "nohz_full=" are
     passed" (in v5.17) CPUs that are not offloaded have threads, too, which sleep or are
-    parked. Since "rcu/nocb: Remove rdp from nocb list when de-offloaded" (in v5.17) a
-    list has those that are offloaded. The bit of ``cblist.flags`` has no name in types,
-    and its place has changed.
+    parked. Since "rcu/nocb: Remove rdp from nocb list when de-offloaded" (in v5.17) the
+    list of a leader has only offloaded CPUs. The bit of ``cblist.flags`` is not used:
+    it has no name in the types, and its position has changed.
 
-    :param data: Address of its ``struct rcu_data``.
-    :param leader: That of the CPU whose list has the CPUs that share a thread.
+    :param data: Address of the CPU's ``struct rcu_data``.
+    :param leader: Address of the ``struct rcu_data`` that leads its group of CPUs.
     """
     layout = context.layout
     if not layout.has("rcu_data", "nocb_head_rdp"):
@@ -247,34 +254,34 @@ def _is_runnable(context: LockContext, task: int) -> bool:
     return bool(context.layout.member(task, "task_struct", "on_rq"))
 
 
-# --- Who a task waits for that waits for a grace period of RCU.
+# --- The tasks that hold up the RCU grace period that a task waits for.
 #
 # kernel/rcu/update.c, __wait_rcu_gp(): the task queues a callback that completes a
 # struct rcu_synchronize on its stack, once the readers of that moment have ended.
-# Whichever grace period that is, the one under way has to end first. So the wait leads
-# to who holds that up, which msatools.tasks.preemption reads, as it does for msa-cpus
-# --stalls; or, where it has ended, to the thread that makes the callback.
+# Whichever grace period that is, the current one has to end first. So the task waits
+# for those that hold up the current one (read by msatools.tasks.preemption, as for
+# msa-cpus --stalls); or, if its own has ended, for the thread to invoke the callback.
 
 
 HOLDS_UP_NS = 1_000_000_000
-"""From when on a CPU holds up a grace period: all others pass within milliseconds, and
-what such a CPU runs by then may be another task."""
+"""Minimum age of a grace period from which CPUs are reported to hold it up: normally
+all pass a quiescent state within milliseconds."""
 
 _MAX_REQUESTS = 4096
-"""Maximum number of waiters in the list of RCU's thread."""
+"""Maximum number of entries of one list of waiters or callbacks to read."""
 
 _WHAT = "RCU grace period"
 _EXPEDITED = "expedited RCU grace period"
 
 _EXPEDITED_QUEUES = 4
-"""Elements of ``rcu_node.exp_wq``."""
+"""Number of elements of ``rcu_node.exp_wq``."""
 
 _FLAVOURS = {
     "rcu_tasks": "RCU Tasks",
     "rcu_tasks_rude": "RCU Tasks Rude",
     "rcu_tasks_trace": "RCU Tasks Trace",
 }
-"""Variables of kernel/rcu/tasks.h, and what the kernel calls them."""
+"""Maps variables of kernel/rcu/tasks.h to the kernel's names of these RCU flavours."""
 
 _HOLDOUT: Members = {
     "holdout": ("rcu_tasks_holdout",),
@@ -285,7 +292,7 @@ _HOLDOUT: Members = {
 
 
 class _Blockers(Struct, frozen=True):
-    """What holds up the grace period that is under way."""
+    """The current grace period: a description, and the tasks that hold it up."""
 
     text: str
     holders: tuple[Holder, ...]
@@ -295,19 +302,20 @@ def awaited_grace_period(
     context: LockContext, address: int
 ) -> tuple[str, tuple[Holder, ...]] | None:
     """
-    Return what a task waits for, and the tasks that hold it up.
+    Describe the grace period that a task waits for; return the tasks that hold it up.
 
-    Readers that left their CPU are recorded (``exact``). Of a CPU that has not passed a
-    quiescent state only the number is: what it runs is ``likely`` the reader.
+    The kernel records readers that were preempted (``exact``). Of a CPU that has not
+    passed a quiescent state it records only the number: the task that the CPU runs is
+    ``likely`` the reader.
 
     :param address: Address of a completion.
-    :return: ``None`` if it is another completion.
+    :return: ``None`` if the completion is not of a grace period.
     :raises drgn.FaultError: if RCU's lists cannot be read
     :raises MissingError: if the types are unknown
     """
     head = address - context.layout.offset("rcu_synchronize", "completion")
     is_callback, queued = _wakes(context, head), None
-    # Other completions are not worth going through all callbacks for.
+    # For other completions the callbacks of all CPUs need not be read.
     if is_callback:
         queued = callbacks(context).by_head.get(head)
     if queued is None and head not in _requests(context):
@@ -325,15 +333,15 @@ def awaited_expedited(
     context: LockContext, head: int
 ) -> tuple[str, tuple[Holder, ...]] | None:
     """
-    Return who holds up an expedited grace period, by the queue of who waits for it.
+    Describe an expedited grace period; return the tasks that hold it up.
 
-    kernel/rcu/tree_exp.h: who asks for one waits in ``exp_wq`` of a node, for one that
-    another has asked for as well; the worker that runs it in ``expedited_wq``. A CPU
-    that runs a reader passes when that ends, or when it leaves the CPU: then it is
-    recorded.
+    kernel/rcu/tree_exp.h: a task that asks for a grace period that another task has
+    started waits in ``exp_wq`` of a node; the worker that runs it waits in
+    ``expedited_wq``. A reader holds it up until it ends; a reader that leaves its CPU
+    is recorded.
 
     :param head: Address of a ``struct wait_queue_head`` or ``swait_queue_head``.
-    :return: ``None`` if it is another queue.
+    :return: ``None`` if the queue is not of an expedited grace period.
     :raises drgn.FaultError: if RCU's tree cannot be read
     :raises MissingError: if the types are unknown
     """
@@ -341,8 +349,8 @@ def awaited_expedited(
     root = layout.symbol("rcu_state")
     if root is None or not layout.has("rcu_node", "exp_wq"):
         return None
-    # The nodes are an array before the levels, and each has its queues in an array.
-    # Behind it other queues of the kernel lie, which would fit as well.
+    # rcu_state has an array of nodes before its member level. Each node has an array of
+    # queues, which is followed by other queues that must not match.
     first, end = (layout.offset("rcu_state", name) for name in ("node", "level"))
     start = layout.offset("rcu_node", "exp_wq")
     width = _EXPEDITED_QUEUES * layout.size("wait_queue_head")
@@ -373,9 +381,9 @@ def awaited_expedited(
 
 
 def expedited_queue(context: LockContext) -> int | None:
-    """Return the queue of the worker that runs an expedited grace period.
+    """Return the queue on which the worker of an expedited grace period waits.
 
-    It is a simple one (``struct swait_queue_head``); ``None`` if unknown.
+    :return: Address of the ``struct swait_queue_head``; ``None`` if unknown.
     """
     state = context.layout.symbol("rcu_state")
     if state is None or not context.layout.has("rcu_state", "expedited_wq"):
@@ -384,10 +392,13 @@ def expedited_queue(context: LockContext) -> int | None:
 
 
 def _flavour_of(context: LockContext, head: int) -> str | None:
-    """Return the flavour of RCU for tasks that has a callback; ``None`` if none has.
+    """Return the variable of the RCU Tasks flavour that a callback is queued on.
 
-    kernel/rcu/tasks.h: each has lists of callbacks by CPU (in v5.17), in which they
-    stay until their grace period has ended.
+    kernel/rcu/tasks.h: each flavour has a list for each CPU (since v5.17), in which a
+    callback stays until its grace period has ended.
+
+    :param head: Address of the callback's ``struct rcu_head``.
+    :return: A key of :data:`_FLAVOURS`; ``None`` if it is in no list.
     """
     layout = context.layout
     if not layout.has("rcu_tasks", "rtpcpu"):
@@ -412,11 +423,11 @@ def _flavour_of(context: LockContext, head: int) -> str | None:
 def _task_blockers(
     context: LockContext, flavour: str
 ) -> tuple[str, tuple[Holder, ...]]:
-    """Return the tasks that hold up a grace period of RCU for tasks, or its thread.
+    """Describe a grace period of RCU Tasks; return the tasks that hold it up.
 
-    rcu_tasks_wait_gp(): a task that could run holds up RCU Tasks until it switches of
-    its own accord or is in user mode. Of the other flavours the thread waits for what
-    they need: its own wait says that.
+    rcu_tasks_wait_gp(): a runnable task holds up RCU Tasks until it switches
+    voluntarily or is in user mode. For the other flavours the flavour's own thread is
+    returned: its wait leads to the tasks that hold it up.
     """
     text = f"{_FLAVOURS[flavour]} grace period"
     holdouts = _holdouts(context) if flavour == "rcu_tasks" else []
@@ -434,7 +445,7 @@ def _task_blockers(
 
 @per_context
 def _holdouts(context: LockContext) -> list[int]:
-    """Return the tasks that RCU Tasks waits for: as check_holdout_task()."""
+    """Return the addresses of tasks that RCU Tasks waits for (check_holdout_task())."""
     addresses = context.tasks["address"].astype(np.uint64)
     found = read_structs(
         context.reader, "struct task_struct", _HOLDOUT, addresses, context.losses
@@ -445,14 +456,14 @@ def _holdouts(context: LockContext) -> list[int]:
     waits &= found["switches"] == found["then"]
     waits &= context.tasks["exit_state"] == 0
     if found.has("in_user"):
-        # The CPU on which it is in user mode, where context tracking knows that
-        # (nohz_full=): it holds up nothing, and is taken off at the next look.
+        # The CPU on which context tracking (nohz_full=) has the task in user mode, or
+        # -1: in user mode it holds up nothing, and the next check removes it.
         waits &= found["in_user"].astype(np.int32) < 0
     return [int(address) for address in addresses[waits].tolist()]
 
 
 def _wakes(context: LockContext, head: int) -> bool:
-    """Return whether a callback of RCU, if it is one, wakes one who waits."""
+    """Return whether an address may be of a callback that wakes a waiting task."""
     function = context.layout.symbol("wakeme_after_rcu")
     found = context.layout.member(head, "callback_head", "func")
     return function is not None and found == function
@@ -460,7 +471,7 @@ def _wakes(context: LockContext, head: int) -> bool:
 
 @per_context
 def _requests(context: LockContext) -> frozenset[int]:
-    """The waiters in the list of RCU's own thread, by their ``struct rcu_head``.
+    """Return the addresses of the ``struct rcu_head`` that RCU's own thread wakes.
 
     "rcu: Reduce synchronize_rcu() latency" (in v6.10), with rcu_normal_wake_from_gp.
     """
@@ -510,7 +521,7 @@ def _state(context: LockContext) -> GracePeriodState | None:
 
 
 def _since(context: LockContext, count: int | None) -> int | None:
-    """Return the time since jiffies had some value."""
+    """Return the ns since jiffies had the value *count*; ``None`` if unknown."""
     if count is None or context.monotonic_ns is None:
         return None
     try:
@@ -522,9 +533,9 @@ def _since(context: LockContext, count: int | None) -> int | None:
 
 
 def _runs(context: LockContext, cpu: int, least_ns: int = 0) -> int | None:
-    """Return the task that a CPU runs; ``None`` if it idles.
+    """Return the address of the task that a CPU runs; ``None`` if it idles.
 
-    :param least_ns: Time for which it has run at least; else ``None``, too.
+    :param least_ns: ``None`` also if the task has run for a shorter time.
     """
     tasks = context.tasks
     since = context.local_ns - tasks["last_arrival_ns"].astype(np.int64)
@@ -535,7 +546,7 @@ def _runs(context: LockContext, cpu: int, least_ns: int = 0) -> int | None:
 
 
 def _is_kept(context: LockContext, state: GracePeriodState) -> bool:
-    """Return whether RCU's thread is runnable and has long had no turn."""
+    """Return whether RCU's thread is runnable, but has not run for HOLDS_UP_NS."""
     if state.thread < KERNEL_HALF:
         return False
     if (_since(context, state.activity) or 0) < HOLDS_UP_NS:

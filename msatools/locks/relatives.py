@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Waits for other tasks: of a process, io_uring, a PID namespace, or a CPU."""
+"""Waits for other tasks: of the same process, PID namespace or CPU."""
 
 from collections.abc import Callable, Iterator
 
@@ -27,23 +27,22 @@ from msatools.locks.report import Holder, Lock, OwnerConfidence, Request
 from msatools.locks.wait_queues import COMPLETION_WAITS
 from msatools.tasks.states import asleep
 
-# --- Waits for one's own threads, for io_uring's, and for the rest of a PID namespace.
+# --- Waits for threads of the same process, io_uring workers, or a PID namespace.
 #
 # - exec in a threaded program waits until its other threads have been released
 #   (fs/exec.c, de_thread()); a core dump waits until they have stopped, and they for
 #   the dump (kernel/exit.c, fs/coredump.c).
-# - Who waits for events of an io_uring, or exits with requests in flight, waits for the
-#   workers that block in them (io_uring/io-wq.c): they are threads of its process.
+# - A task that waits for events of an io_uring, or exits with requests in flight, waits
+#   for the workers that execute these (io_uring/io-wq.c): threads of its process.
 # - The first process of a PID namespace ends only when all others of it have been
 #   reaped (kernel/pid_namespace.c, zap_pid_ns_processes()).
 #
-# The tasks that end such a wait are not recorded with it, but follow from it: a thread
-# that lives has to end, and one that is dead is released by whom it has to be reported
-# to, its tracer or its parent.
+# The kernel does not record which tasks have to end such a wait, but they follow from
+# it: a live thread has to exit, a dead one has to be reaped by its tracer or parent.
 
 
 MAX_AWAITED = 64
-"""Maximum number of tasks that one wait is said to be for."""
+"""Maximum number of tasks that are reported as holders of one wait."""
 
 NAMESPACE = "zap_pid_ns_processes"
 URING = (
@@ -51,22 +50,24 @@ URING = (
     *("io_cqring_wait_schedule", "__do_sys_io_uring_enter"),
     *("__x64_sys_io_uring_enter", "__arm64_sys_io_uring_enter"),
 )
-"""Where a task waits for events; the wait is inlined into the system call in 6.1."""
+"""Functions in which a task waits for events of io_uring; in 6.1 the wait is inlined
+into the system call."""
 
 _EXITS = ("io_wq_put_and_exit", "io_wq_exit_workers")
 PF_IO_WORKER = 0x10
-"""A bit of ``flags``: a worker of io_uring."""
+"""Bit of ``task_struct.flags`` that marks a worker of io_uring."""
 
 _EXEC = ("de_thread", "begin_new_exec", "flush_old_exec")
 """de_thread() is inlined into its caller by most compilers."""
 
 _DUMPER = ("coredump_wait", "do_coredump", "vfs_coredump")
 _HELPERS = ("call_usermodehelper_exec", "call_usermodehelper_exec_work")
-"""A program that a dump is piped to is started within the same functions."""
+"""Functions in which a dumping task waits for the program that gets the dump, not for
+its own threads."""
 
 _DUMPED = ("coredump_task_exit", "exit_mm", "do_exit")
-"""Where a thread waits for the core dump of its process: in coredump_task_exit() since
-v5.16, which may be inlined."""
+"""Functions in which a thread waits for the core dump of its process: since v5.16
+coredump_task_exit(), which may be inlined."""
 
 _SCHEDULER = ("__schedule", "schedule", "__switch_to")
 
@@ -74,7 +75,7 @@ _Finder = Callable[[LockContext, BlockedTask], Iterator[int]]
 
 
 def _request(context: LockContext, case: BlockedTask) -> Request | None:
-    """Return the wait of a task for its threads, or for the rest of its namespace."""
+    """Return a task's wait for its threads, io_uring workers, or PID namespace."""
     signal = int(context.tasks["signal"][case.row])
     sleeper = case.innermost(_SCHEDULER)
     if sleeper in URING or case.is_in(*_EXITS):
@@ -100,29 +101,29 @@ def _request(context: LockContext, case: BlockedTask) -> Request | None:
 
 
 def _waits_to_dump(case: BlockedTask, sleeper: str) -> bool:
-    """Return whether a task that dumps core waits for the others to stop."""
+    """Return whether a task that dumps core waits for its other threads to stop."""
     waits = sleeper in _DUMPER or sleeper.startswith(COMPLETION_WAITS)
     return waits and case.is_in(*_DUMPER) and not case.is_in(*_HELPERS)
 
 
 @per_context
 def _awaited(context: LockContext) -> dict[Lock, list[int]]:
-    """Maps a wait to the addresses of the tasks that it is for."""
+    """Maps a wait to the addresses of the tasks that have to end it."""
     return {}
 
 
 @per_context
 def _finders(context: LockContext) -> dict[Lock, _Finder]:
-    """Maps a wait to the function that found those tasks."""
+    """Maps a wait to the function that found the tasks of :func:`_awaited`."""
     return {}
 
 
 @per_context
 def _unsure(context: LockContext) -> set[Lock]:
-    """Waits of which it is not certain whom they are for.
+    """Return the waits for which the tasks of :func:`_awaited` are not certain.
 
-    Which worker of an io_uring has the request that ends the wait is not known. Nor
-    does a core dump wait for every kind of worker, on every version.
+    It is unknown which worker of an io_uring has the request that ends the wait. And
+    not every kernel version waits for each kind of worker before a core dump.
     """
     return set()
 
@@ -155,19 +156,19 @@ def _group(context: LockContext, case: BlockedTask) -> Booleans:
 
 
 def _of_exec(context: LockContext, case: BlockedTask) -> Iterator[int]:
-    """Yield the threads that have to end before exec goes on, or who releases them."""
+    """Yield the live threads that exec waits for, or else who has to reap dead ones."""
     tasks = context.tasks
     others = _group(context, case)
     lives = others & (tasks["exit_state"] == 0)
     yield from tasks["address"][lives].tolist()
     if not lives.any():
-        # The leader is kept until the end, and released by the task itself.
+        # The dead leader is left out: the task itself releases it after the wait.
         dead = others & (tasks["pid"] != tasks["tgid"])
         yield from _reapers(context, dead, case)
 
 
 def _reapers(context: LockContext, dead: Booleans, case: BlockedTask) -> Iterator[int]:
-    """Yield the tasks that the dead have to be reported to, but for the task itself."""
+    """Yield the tracers or parents of dead tasks, but none of the waiter's process."""
     tasks = context.tasks
     own = tasks["signal"][case.row]
     rows = find_rows(tasks["address"], tasks["parent"][dead])
@@ -178,7 +179,8 @@ def _reapers(context: LockContext, dead: Booleans, case: BlockedTask) -> Iterato
 def _of_dump(context: LockContext, case: BlockedTask) -> Iterator[int]:
     """Yield the threads that have not stopped for the core dump of their process.
 
-    Others with the same memory are not waited for (v5.16); before, that is not known.
+    Before v5.16, where a dump also waits for other processes with the same memory, it
+    yields none.
     """
     tasks = context.tasks
     if not context.layout.has("signal_struct", "core_state"):
@@ -189,7 +191,8 @@ def _of_dump(context: LockContext, case: BlockedTask) -> Iterator[int]:
 
 
 _PF_POSTCOREDUMP = 0x8
-"""A bit of ``flags`` (v5.16): the thread is past the point where a dump stops it."""
+"""Bit of ``task_struct.flags``, since v5.16: the thread is past the point where a dump
+stops it."""
 
 
 def _dumper(context: LockContext, signal: int) -> int:
@@ -209,7 +212,7 @@ def _dumper_of(context: LockContext, case: BlockedTask) -> Iterator[int]:
 
 
 def _of_namespace(context: LockContext, case: BlockedTask) -> Iterator[int]:
-    """Yield the tasks of the namespace that live, or who has to reap its dead."""
+    """Yield the live tasks of a PID namespace, and who has to reap its dead ones."""
     tasks = context.tasks
     inside = _inside(context, case)
     inside &= tasks["signal"] != tasks["signal"][case.row]
@@ -219,7 +222,7 @@ def _of_namespace(context: LockContext, case: BlockedTask) -> Iterator[int]:
 
 
 def _of_ring(context: LockContext, case: BlockedTask) -> Iterator[int]:
-    """Yield the workers of io_uring that a process has and that have work."""
+    """Yield the sleeping io_uring workers of a task's process that have a request."""
     tasks, layout = context.tasks, context.layout
     workers = _group(context, case) & asleep(tasks)
     workers &= (tasks["flags"] & PF_IO_WORKER) != 0
@@ -232,7 +235,7 @@ def _of_ring(context: LockContext, case: BlockedTask) -> Iterator[int]:
 
 
 def _inside(context: LockContext, case: BlockedTask) -> Booleans:
-    """Return which tasks are in the PID namespace whose first process a task is."""
+    """Return which tasks are in a task's PID namespace, or in one nested in it."""
     tasks = context.tasks
     layout = context.layout
     own = int(tasks["thread_pid"][case.row])
@@ -268,8 +271,9 @@ RELATIVES = LockType(
 
 # --- Waits of a CPU that goes offline for the tasks that cannot leave it.
 #
-# kernel/sched/core.c, balance_hotplug_wait(): the CPU's thread waits in rq.hotplug_wait
-# until no task of the run queue has migration disabled (v5.11).
+# kernel/sched/core.c, balance_hotplug_wait(): the CPU's hotplug thread waits in
+# rq.hotplug_wait until no other task is on the run queue, and no task is pinned to the
+# CPU by migrate_disable() (v5.11).
 
 
 _WAITS = ("sched_cpu_wait_empty", "balance_hotplug_wait")
@@ -279,7 +283,7 @@ _PINNED: Members = {"pinned": ("migration_disabled",)}
 
 def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Return the wait of a CPU's hotplug thread for the tasks that are pinned there.
+    Return the wait of a CPU's hotplug thread for the tasks that are pinned to the CPU.
 
     :raises drgn.FaultError: if the run queue cannot be read
     :raises MissingError: if its type is unknown
@@ -314,7 +318,7 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
     if not count or not found.has("pinned"):
         return []
     pinned = addresses[found["pinned"] != 0].tolist()
-    # One that runs is in and out of short sections.
+    # A running task enters and leaves short sections, so it may be missed here.
     is_all = len(pinned) == count
     return [Holder(task, "exact" if is_all else "likely") for task in pinned]
 

@@ -20,8 +20,8 @@ from msatools.program.model import UNLISTED, Address
 
 Mode = Literal["read", "write"]
 ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
-"""What a task waits for outside of all tasks: a disk, swap, a server of FUSE or of a
-network file system, a frozen file system."""
+"""Kinds of things, other than tasks, that a task waits for: a disk, swap, a FUSE
+server, a frozen file system, a server of a network file system."""
 
 Confidence = Literal["none", "one dump", "confirmed"]
 """Evidence that the waiters are woken together: none, from one dump, from an
@@ -42,11 +42,11 @@ class WaitTarget(Struct, frozen=True, kw_only=True):
     ``io_uring``, ``aio``, ``userfaultfd`` or ``cgroup``."""
 
     type: Annotated[str | None, ADDED] = None
-    """For a lock: a lock type of contract ``locks``; for a PI futex ``pi_futex``; for a
-    socket ``tcp``, ``unix stream`` and the like."""
+    """For a kernel lock its type, as msa-locks reports it; for a PI futex ``pi_futex``;
+    for a socket ``tcp``, ``unix stream`` and the like."""
 
     address: Annotated[Address | None, ADDED] = None
-    """Address of a futex or a fault in the task's memory, of a lock in the kernel's."""
+    """Address of a futex or page fault in the task's memory, or of a kernel lock."""
 
     addresses: Annotated[tuple[Address, ...] | None, ADDED] = None
     """Addresses of the futexes of a futex_waitv()."""
@@ -58,7 +58,7 @@ class WaitTarget(Struct, frozen=True, kw_only=True):
     """Whether other processes may use the futex."""
 
     owner: Annotated[int | None, ADDED] = None
-    """ID of the thread or process that holds it, only if the kernel records it."""
+    """ID of the thread or process that owns the lock, if the kernel records that."""
 
     mode: Annotated[Mode | None, ADDED] = None
     """Mode in which a lock is requested."""
@@ -86,7 +86,7 @@ class WaitTarget(Struct, frozen=True, kw_only=True):
     """Number of files that are polled."""
 
     text: Annotated[bool | None, ADDED] = None
-    """Whether a page is of code."""
+    """Whether the page of a page fault is code."""
 
     pid: Annotated[int | None, ADDED] = None
     """ID of a child (``None``: any), a tracer, the task that commits a journal, or the
@@ -111,21 +111,23 @@ class WaitTarget(Struct, frozen=True, kw_only=True):
     """Time at which the wait ends by itself, in CLOCK_MONOTONIC."""
 
     left_ns: Annotated[int | None, ADDED] = None
-    """Time until then; negative if overdue."""
+    """Time until ``expires_ns``; negative if overdue."""
 
 
 CONDITION = "condition variable"
-"""Name of both futexes of a ``pthread_cond_t``, which has the address of its start."""
+"""Name of a ``pthread_cond_t``: both of its futexes are reported as one lock, at the
+address of its start."""
 
 
 class UserFrame(Struct, frozen=True, kw_only=True):
     """A frame of a thread's stack in user space."""
 
     function: str | None
-    """Name of the function; ``None`` if not in the dump."""
+    """Name of the function; ``None`` if its symbol is not in the dump."""
 
     offset: int
-    """Offset in the function; in the file of the module if the function is unknown."""
+    """Bytes from the start of the function; if that is unknown, from the start of the
+    module's file."""
 
     module: str | None
     """File name of the program or library."""
@@ -135,7 +137,7 @@ class UserFrame(Struct, frozen=True, kw_only=True):
 
 
 class Waker(Struct, frozen=True, kw_only=True):
-    """The thread that most likely woke a herd: of the same process, and waking many."""
+    """The thread that most likely woke a herd: one of its process that wakes many."""
 
     pid: int
     """ID of the thread."""
@@ -181,10 +183,11 @@ class Herd(Struct, frozen=True, kw_only=True):
     bound to, as ``tcp 0.0.0.0:80``."""
 
     wakeups: Annotated[int | None, ADDED] = None
-    """Number of wake-ups of its waiters within an interval."""
+    """Number of wake-ups of the herd's waiters within an interval."""
 
     in_vain: Annotated[float | None, ADDED] = None
-    """Share of needless wake-ups, if each time a single one would have been enough."""
+    """Share of ``wakeups`` that were needless, if a single one would have been enough
+    each time that the herd was woken."""
 
     members: Annotated[tuple[int, ...], UNLISTED] = ()
     """IDs of the threads that wait, or are just being woken."""
@@ -201,8 +204,8 @@ class FutexKey(NamedTuple):
     """The key of a futex: equal for all waiters of one futex."""
 
     object: int
-    """The ``struct mm_struct`` of an address space, or, newer, its number;
-    ``inode.i_sequence`` of a mapped file."""
+    """For a private futex the address of its ``struct mm_struct``; for a shared one the
+    same, or on newer kernels its ``mm_seq``; in a file ``inode.i_sequence``."""
 
     word: int
     """Address of the page, or its index in the file."""
@@ -298,17 +301,19 @@ class Lock(Struct, frozen=True):
     """Address of the kernel's structure: for a folio wait the ``struct folio``, for a
     bit wait the word with the bit, for a lock on a file the conflicting
     ``struct file_lock``, for a wait for threads or processes the ``signal_struct`` of
-    the one that waits, for a per-VMA lock the mapping, for a wait for readers
+    the waiter, for a per-VMA lock the mapping, for a wait for readers
     of SRCU the ``srcu_struct``, for a CPU that goes offline its
-    ``rq.hotplug_wait``. For a futex the user address; ``None`` if it is in a file."""
+    ``rq.hotplug_wait``. For a futex the user address; ``None`` if it is in a file. Also
+    ``None`` if unknown."""
 
     key: FutexKey | int | None = None
-    """Second part of the identity: the key of a futex, the number of a bit, or of
-    the CPU that goes offline."""
+    """Second part of the identity: the key of a futex, or its process ID (see
+    :func:`.futex_at`); the number of a bit, or of the CPU that goes offline; 1 for a
+    thread that waits for its process's core dump."""
 
 
 class Request(Struct, frozen=True):
-    """A lock that a task waits for, and the mode."""
+    """A lock that a task waits for, and the mode; ``None`` if the lock has only one."""
 
     lock: Lock
     mode: Mode | None = None
@@ -327,7 +332,7 @@ class Holder(Struct, frozen=True):
     """A task that holds a lock, or probably holds it."""
 
     task: int
-    """Address of its ``struct task_struct``; checked when the lock was read."""
+    """Address of its ``struct task_struct``, as checked when the lock was read."""
 
     confidence: OwnerConfidence
 
@@ -379,7 +384,7 @@ class InFlight(Struct, frozen=True, kw_only=True):
     """Time since the driver got it; ``None`` if it has not, or that is not recorded."""
 
     tag: int | None
-    """Tag of the driver; ``None`` if it has none."""
+    """Tag of the request at the driver; ``None`` if it has none."""
 
     pid: int | None
     """ID of the thread in whose plug it is; ``None`` in other stages."""
@@ -392,7 +397,7 @@ class DiskIo(Struct, frozen=True, kw_only=True):
     """Name, as in /sys/block."""
 
     device: str
-    """Numbers, as ``254:0``."""
+    """Major and minor number, as ``254:0``."""
 
     reads: int | None
     """Number of reads in flight, as in /sys/block/NAME/inflight: for a disk with
@@ -419,9 +424,9 @@ class DiskIo(Struct, frozen=True, kw_only=True):
     """Whether its queue is stopped (``quiesce_depth``): nothing goes to the driver."""
 
     no_completion_ns: int | None
-    """Its last completion is at least so long ago; ``None`` if unknown. The kernel
-    records no time of completions, but stamps a disk when it begins or completes I/O,
-    or when its statistics are read (``bd_stamp``)."""
+    """Minimum time since its last completion; ``None`` if unknown. The kernel records
+    no time of completions, but stamps a disk when it begins or completes I/O, or when
+    its statistics are read (``bd_stamp``)."""
 
     below: tuple[str, ...]
     """Names of the disks below a stacked disk; empty for hardware."""
@@ -474,7 +479,7 @@ class QueuedWork(Struct, frozen=True, kw_only=True):
     """Name of its workqueue."""
 
     waiter: int | None
-    """For a barrier: ID of the thread that waits until what is before it is done."""
+    """For a barrier: ID of the thread that waits until the work before it is done."""
 
 
 class WorkPool(Struct, frozen=True, kw_only=True):
@@ -509,17 +514,18 @@ class WorkPool(Struct, frozen=True, kw_only=True):
     progress_age_ns: int | None
     """Time since a worker last took a work item, if any are pending
     (``last_progress_ts``, ``watchdog_ts``).
-    The kernel does not record when a work item was queued: the oldest waits for at
-    least so long. ``None`` if none are pending, or unknown."""
+    The kernel does not record when a work item was queued: the oldest has waited for at
+    least this time. ``None`` if none are pending, or unknown."""
 
     is_stalled: bool
-    """Whether that is longer than the kernel's own limit (``wq_watchdog_thresh``)."""
+    """Whether ``progress_age_ns`` has reached the kernel's own limit
+    (``wq_watchdog_thresh``)."""
 
     workers: int
     """Number of its workers."""
 
     idle: int
-    """Number of them that are idle."""
+    """Number of its workers that are idle."""
 
     running: int
     """Number of workers that count as running (``nr_running``): while it is not 0, the
@@ -532,11 +538,11 @@ class WorkPool(Struct, frozen=True, kw_only=True):
     """The first work items that no worker has begun, in order."""
 
     manager: int | None
-    """ID of the worker that makes others; ``None`` if none does."""
+    """ID of the worker that creates other workers; ``None`` if none does."""
 
     culprits: tuple[int, ...]
     """IDs of the threads that keep pending work waiting; empty if nothing is pending,
-    or nobody does it."""
+    or no such thread is known."""
 
     why: str | None
     """Why pending work has not begun; ``None`` if nothing is pending."""
@@ -563,13 +569,13 @@ class Workqueue(Struct, frozen=True, kw_only=True):
     """Number of its work items that wait until ``max_active`` allows them."""
 
     works: tuple[QueuedWork, ...]
-    """The first of these, in order."""
+    """The first of the inactive work items, in order."""
 
     rescuer: int | None
     """ID of its rescuer thread; ``None`` if it has none."""
 
     maydays: int
-    """Number of pools from which it waits for the rescuer."""
+    """Number of pools on which its work items wait for the rescuer."""
 
 
 class OfflineWork(Struct, frozen=True, kw_only=True):
@@ -585,7 +591,7 @@ class OfflineWork(Struct, frozen=True, kw_only=True):
     """Name of its workqueue; ``None`` if unknown."""
 
     expires_ns: int | None
-    """Time at which the timer should have fired, in CLOCK_MONOTONIC."""
+    """Time at which the timer should fire, in CLOCK_MONOTONIC; ``None`` if unknown."""
 
 
 class Workqueues(Struct, frozen=True, kw_only=True):
@@ -624,13 +630,14 @@ class Wait(Struct, frozen=True, kw_only=True):
 
     age_ns: int
     age_bound: str
-    """``exact``, ``upper`` or ``estimate``."""
+    """How ``age_ns`` is known: ``exact``, ``upper`` (bound) or ``estimate``."""
 
     mode: Mode | None
     """Mode of the request; ``None`` if the lock has only one."""
 
     lock: str | None
-    """ID of the lock; ``None`` if it waits for no lock, or that was not found."""
+    """ID of the lock; ``None`` if it waits for no lock or any of several, or the lock
+    was not found."""
 
     task_class: str = field(name="class")
 
@@ -675,7 +682,7 @@ class Owner(Struct, frozen=True, kw_only=True):
     """Whether its stack has the lock's address."""
 
     evidence: Annotated[tuple[str, ...], ADDED] = ()
-    """What contradicts that it has the lock, each in a few words."""
+    """Facts that contradict that it has the lock, a few words each."""
 
 
 class LockRow(Struct, frozen=True, kw_only=True):
@@ -699,8 +706,8 @@ class LockRow(Struct, frozen=True, kw_only=True):
     """The longest wait."""
 
     refuted: Annotated[tuple[Owner, ...], ADDED] = ()
-    """Whom the lock names, though their ``evidence`` refutes it: who had it has exited,
-    or left the kernel without unlocking it."""
+    """Tasks that the lock names as owners, but whose ``evidence`` refutes it: the real
+    owner has exited, or left the kernel, without unlocking it."""
 
     readers: Annotated[int | None, ADDED] = None
     """The number of readers, if it counts them."""
@@ -716,8 +723,8 @@ class LockRow(Struct, frozen=True, kw_only=True):
     """Slab cache of the object that contains the lock."""
 
     what: Annotated[str | None, ADDED] = None
-    """Description of what its waiters wait for, such as a work item, if it is a
-    completion or a wait queue; or of what a futex is, if it has no known owner."""
+    """Description of the event that its waiters wait for, such as a work item, if it is
+    a completion, a wait queue or the like; of a futex, if it has no known owner."""
 
     delta_waiters: Annotated[int | None, ADDED] = None
     """Change of the number of waiters within the interval."""
@@ -751,7 +758,7 @@ class Root(Struct, frozen=True, kw_only=True):
     """IDs of the tasks that wait for it directly; for a cycle, of its tasks."""
 
     chain: tuple[int, ...]
-    """The longest chain of waits, the root's own task last."""
+    """IDs of the tasks on the longest chain of waits, the root's own task last."""
 
     max_age_ns: int
     """The longest wait for it, direct or indirect."""
@@ -773,19 +780,20 @@ class Root(Struct, frozen=True, kw_only=True):
     """Functions on the task's stack, innermost first, if asked for."""
 
     confidence: Annotated[OwnerConfidence | None, ADDED] = None
-    """How well the task is known to have what others wait for, by the surest of them;
-    ``None`` if it is no task, or nobody waits for it directly."""
+    """How certain it is that the task owns a lock that others wait for: the highest
+    confidence of any of these locks; ``None`` if it is no task, or has no direct
+    waiter."""
 
     external: Annotated[ExternalKind | None, ADDED] = None
-    """What is waited for outside of all tasks, by the only task that waits for it or by
-    several: a disk, swap, a FUSE or network server, a frozen file system."""
+    """The thing, other than a task, that the root's task or several tasks wait for: a
+    disk, swap, a FUSE or network server, a frozen file system."""
 
 
 class Deadlock(Struct, frozen=True, kw_only=True):
     """Tasks that wait for each other."""
 
     confidence: DeadlockConfidence
-    """``exact`` only if the owners of all locks are."""
+    """``exact`` only if the owners of all locks are ``exact``."""
 
     pids: tuple[int, ...]
     """IDs of the tasks: each waits for the next, the last for the first."""
@@ -836,7 +844,7 @@ class OwnerSeen(Struct, frozen=True, kw_only=True):
     pid: int
     comm: str
     looks: int
-    """Number of such samples."""
+    """Number of samples in which it owned the lock."""
 
     where: str
     """Class of the task and the function that it slept in."""
@@ -851,7 +859,7 @@ class Contended(Struct, frozen=True, kw_only=True):
     type: LockTypeName
     name: str | None
     looks: int
-    """Number of samples."""
+    """Number of samples, with or without waiters."""
 
     share: float
     """Share of samples with waiters."""
@@ -862,7 +870,7 @@ class Contended(Struct, frozen=True, kw_only=True):
     """Total time that tasks waited: the mean number of waiters times the interval."""
 
     error_ns: int
-    """Standard error of that."""
+    """Standard error of ``wait_ns``."""
 
     owners: tuple[OwnerSeen, ...]
     """The owners, the most frequent first."""
@@ -893,8 +901,8 @@ class LocksReport(Report, frozen=True, kw_only=True):
     """Pools of workers and workqueues, if asked for."""
 
     io: Annotated[tuple[DiskIo, ...] | None, ADDED] = None
-    """I/O in flight, the oldest first: of the disks of roots, or of all if asked for.
-    ``None`` if neither."""
+    """Disks with their I/O in flight, the oldest I/O first: those that roots wait for,
+    or all if asked for; ``None`` if neither."""
 
     has_all_io: Annotated[bool | None, ADDED] = None
     """Whether ``io`` has all disks; ``None`` if that was not asked for."""

@@ -2,7 +2,7 @@
 
 """Builds the rows of a report from a snapshot: waits, locks, deadlocks, herds.
 
-The options of a report are here, with what they select.
+Also the options of a report, and the selection of waits by them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ class LocksOptions(Struct, frozen=True, kw_only=True):
         return any_wait and all(each is None for each in chosen)
 
 
-# --- The part of a report that the options ask for. Pure.
+# --- The part of a report that the options ask for, by pure functions.
 
 
 def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
@@ -274,8 +274,8 @@ class HerdRows:
         stack_size: int,
     ) -> None:
         """
-        :param snapshot: With waits that changed while it was read: most tasks of a herd
-            do.
+        :param snapshot: A snapshot that keeps waits that changed while it was read, as
+            most waits of a herd do.
         :param selection: Selects waits of the same snapshot.
         :param stack_size: Bytes of a kernel stack.
         """
@@ -309,7 +309,7 @@ class HerdRows:
             )
 
     def _woken(self) -> dict[tuple[int, int], list[int]]:
-        """Find the tasks that were just woken from each futex."""
+        """Map a futex, by process and address, to the rows of tasks just woken."""
         snapshot = self._snapshot
         woken: dict[tuple[int, int], list[int]] = {}
         if not snapshot.context.live:
@@ -324,9 +324,12 @@ class HerdRows:
         return woken
 
     def _crowds(self, woken: dict[tuple[int, int], list[int]]) -> list[Wanted]:
-        """Return the waiters of each lock, the most first, and woken ones alone."""
+        """Return the crowds of all locks, the largest first.
+
+        They include futexes whose waiters have all been woken.
+        """
         crowds = list(self._snapshot.crowds)
-        # If all waiters are woken together, none of them may be asleep.
+        # If all waiters are woken together, no crowd of sleepers may be left.
         queued = {self._snapshot.place(want) for want in crowds}
         crowds += [
             Wanted(futex_at(futex), rows)
@@ -364,8 +367,8 @@ def urgency(tasks: TaskTable) -> npt.NDArray[np.int64]:
     """
     Return the rank of each task on a CPU: lower ones always run before higher ones.
 
-    The fair class has one rank: nice values are shares of a CPU, which each task gets.
-    Only tasks of SCHED_IDLE always give way to others (kernel/sched/fair.c:
+    The fair class has one rank: nice values only weigh each task's share of a CPU. But
+    tasks of SCHED_IDLE always give way to others (kernel/sched/fair.c:
     check_preempt_wakeup_fair()).
     """
     prio = tasks["prio"].astype(np.int64)
@@ -388,7 +391,7 @@ class ReportRows(TypedDict):
 
 
 class _WaitColumns(Struct, frozen=True):
-    """What rows of waits have of each task."""
+    """Columns of the table of tasks for the rows of waits, by the row of a task."""
 
     tgid: list[int]
     start_ns: list[int]
@@ -396,7 +399,7 @@ class _WaitColumns(Struct, frozen=True):
     classes: list[int]
     bounds: list[int]
     stacks: list[int]
-    """Indices of the different stacks."""
+    """Indices in ``now.stacks.unique``."""
 
 
 class ReportBuilder:
@@ -419,7 +422,7 @@ class ReportBuilder:
         self._crowded = crowded
         self._ids = LockIds(snapshot, stack_size)
         self._modules: dict[tuple[int, str | None], str | None] = {}
-        """Modules of functions by the index of the stack."""
+        """Maps a stack's index and a function on that stack to the module of it."""
 
     def rows(self, watched: Watched) -> ReportRows:
         """Return the rows that fit the options."""
@@ -477,7 +480,7 @@ class ReportBuilder:
 
     @cached_property
     def _columns(self) -> _WaitColumns:
-        """Columns of all tasks as lists: a number of an array takes a call each."""
+        """Columns of all tasks as lists: single elements of an array are slow."""
         snapshot = self._snapshot
         tasks, now = snapshot.tasks, snapshot.now
         return _WaitColumns(
@@ -490,7 +493,7 @@ class ReportBuilder:
         )
 
     def _module(self, index: int, function: str | None) -> str | None:
-        """Return the module of a function on one of the different stacks."""
+        """Return the module of a function on a stack of ``now.stacks.unique``."""
         key = index, function
         if key not in self._modules:
             stacks = self._snapshot.now.stacks
@@ -592,10 +595,9 @@ class ReportBuilder:
     def _is_certain(self, cycle: Cycle) -> bool:
         """Return whether a deadlock is certain.
 
-        A wait with a timer ends by itself. A lock of a process may be released by
-        another thread of it than its reported owner. A task whose lock names itself may
-        have taken it twice; or another had it and exited, and its task_struct is used
-        anew.
+        A wait with a timer ends by itself. A lock that a process owns may be released
+        by any of its threads. A task that seems to own the kernel lock that it waits
+        for may have taken it twice, or have the task_struct of an owner that exited.
         """
         snapshot = self._snapshot
         if len(cycle.edges) == 1 and cycle.edges[0].lock.type in KERNEL_LOCKS:

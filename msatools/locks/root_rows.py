@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The roots of a snapshot: who or what keeps tasks waiting, and why."""
+"""Makes the rows of roots: the tasks and things that keep others waiting, and why."""
 
 from collections.abc import Iterable, Iterator
 
@@ -79,7 +79,7 @@ def lock_id(snapshot: WaitSnapshot, want: Wanted, name: Name | None = None) -> s
     """
     Return the ID of a lock: its type and address, or the file that it is in.
 
-    :param name: The name of a futex in a file has the number of its inode.
+    :param name: Name of the lock; that of a futex in a file has the inode's number.
     """
     lock = want.lock
     if lock.type not in FUTEX.names:
@@ -102,8 +102,8 @@ def lock_id(snapshot: WaitSnapshot, want: Wanted, name: Name | None = None) -> s
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
 
 _D_WEIGHT = 10
-"""Weight of a task in state D against one in another state: signals do not end its
-wait, but for fatal ones if it is killable."""
+"""Weight of a task in state D against one in another state: no signal ends its wait,
+except a fatal one if the wait is killable."""
 
 
 class RootRows:
@@ -139,7 +139,7 @@ class RootRows:
         return sorted(found, key=_weight)
 
     def _of_sink(self, sink: GraphRoot) -> Iterator[Root]:
-        """Yield the root at the end of some chains, or several in its place."""
+        """Yield a root of the graph, or the tasks that are roots in its place."""
         if sink.thing is None:
             yield self._of_tasks(sink)
             return
@@ -166,7 +166,7 @@ class RootRows:
     def _explains(self, thing: Thing, row: int) -> bool:
         """Return whether a thing without an owner may be a root.
 
-        Those who wait for a futex are mostly idle, unless it is known to be a lock.
+        Tasks that wait for a futex are usually idle, unless it is known to be a lock.
         """
         return not _is_futex(thing) or self._snapshot.blocked[row].what is not None
 
@@ -205,7 +205,7 @@ class RootRows:
             return replace(root, reason=thing.text)
         assert first.external is not None
         text = self._external(first.external, frozenset(sink.direct))
-        # The longest: some of those that wait may wait for a disk further down.
+        # The longest path of disks: some waiters may wait for a disk further down it.
         ways = (self._snapshot.blocked[row].external for row in sink.direct)
         way = max((each.way for each in ways if each), key=len)
         pid = first.external.pid
@@ -256,7 +256,7 @@ class RootRows:
     def _reason(self, row: int, before: frozenset[int] = frozenset()) -> str:
         """Return what a task is doing instead of releasing what others wait for.
 
-        :param before: Rows of tasks that wait for it as a server.
+        :param before: Rows of tasks that wait for the task as their server.
         """
         snapshot = self._snapshot
         blocked = snapshot.blocked.get(row)
@@ -275,9 +275,9 @@ class RootRows:
         return reason(snapshot.context, row, snapshot.now, case, on, what)
 
     def _external(self, external: External, waiting: frozenset[int]) -> str:
-        """Return what serves a wait, and what that is doing.
+        """Describe an external thing, and what its server is doing.
 
-        :param waiting: Rows of tasks that wait for it, whom it may itself be among.
+        :param waiting: Rows of the tasks that wait for it; the server may be of them.
         """
         servers = [self._snapshot.rows.get(each.task) for each in external.servers]
         known = [row for row in servers if row is not None]
@@ -318,7 +318,7 @@ def _is_futex(thing: Thing) -> bool:
 def _weight(root: Root) -> tuple[bool, int, int, int]:
     """Return the sort key of roots: most blocked tasks first, then the longest wait.
 
-    A root by a word on its stack alone is a guess, and comes after all others.
+    A task that owns a lock only by an address on its stack is a guess, and comes last.
     """
     return (
         root.confidence == "evidence",

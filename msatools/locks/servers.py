@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Servers of waits that are no locks: FUSE file systems, network file systems."""
+"""Finds the servers of FUSE and network file systems that tasks wait for."""
 
 from collections.abc import Hashable, Iterator
 from contextlib import suppress
@@ -63,7 +63,7 @@ class FuseMount(Struct, frozen=True):
 
     parts: frozenset[int]
     """Addresses of the structures with the wait queues of the connection: the
-    ``struct fuse_conn`` itself, and, by v7.2, its ``struct fuse_chan``."""
+    ``struct fuse_conn`` itself, and, in v7.2, its ``struct fuse_chan``."""
 
     type: str
     """Type of the file system: a virtiofs has no server in this kernel."""
@@ -81,8 +81,6 @@ class Fuse:
         queues: WaitQueues,
     ) -> None:
         """
-        Set up.
-
         :param tasks: All tasks whose open files may be read.
         """
         self._layout = layout
@@ -131,12 +129,12 @@ class Fuse:
         """
         Find the server tasks of a file system.
 
-        Tasks that sleep in a read of requests are ``exact``. Tasks that poll for
-        requests, or, if there are none of either kind, have the device open, are
-        ``likely``. So are threads in uninterruptible sleep of a process whose others
-        read: who reads has no request in hand, and is idle.
+        Tasks that sleep in a read of requests are ``exact``, those that poll for them
+        ``likely``. All of these are idle: if their processes have other threads, in
+        uninterruptible sleep, only those are returned, as ``likely``. If no task reads
+        or polls, the tasks that have the device open are ``likely``.
 
-        :param alone: Whether not to read open files.
+        :param alone: Whether few tasks are examined, so that open files are not read.
         """
         connection = mount.connection
         if connection not in self._servers:
@@ -155,7 +153,7 @@ class Fuse:
             return None
         # "fuse: split fuse_mount off of fuse_conn" (in v5.10): its first members are
         # the connection and the super block (v5.10 has a count in between). Before,
-        # this is the connection itself.
+        # s_fs_info is the connection itself.
         connection, *more = self._layout.reader.words(info, 3).tolist()
         split = super_block in more and connection >= KERNEL_HALF
         connection = connection if split else info
@@ -327,7 +325,7 @@ class Fuse:
 
 
 def _lists(start: int, words: Addresses, kernel_start: int) -> list[int]:
-    """Return addresses of words that may be list heads of lists that are not empty."""
+    """Return the addresses of words that may be heads of lists that are not empty."""
     addresses = start + 8 * np.arange(len(words) - 1, dtype=np.uint64)
     following, previous = words[:-1], words[1:]
     is_head = following != addresses
@@ -349,9 +347,8 @@ def fuse_mounts(context: LockContext) -> Fuse:
 
 # --- Servers of network file systems, for which tasks wait.
 #
-# Of NFS (net/sunrpc), the transport of a client is the same for all file systems of one
-# server, and has its address and its requests. Of the others only the file system is
-# known.
+# With NFS (net/sunrpc), all file systems of one server share a transport, which has the
+# address of the server. With other protocols only the file system is known.
 
 
 _PROTOCOLS = {
@@ -372,7 +369,7 @@ _NETWORK_CLIENTS = {
     "9P": ("p9_", "v9fs_"),
     "AFS": ("afs_",),
 }
-"""Prefixes of the functions that wait for those servers."""
+"""Maps protocols to prefixes of the functions that wait for a server."""
 
 _CONNECTED = 1 << 1
 """``XPRT_CONNECTED`` of ``rpc_xprt.state`` (include/linux/sunrpc/xprt.h)."""
@@ -380,10 +377,10 @@ _CONNECTED = 1 << 1
 _FEW = 3
 _MAX_NAME = 255
 _MAX_TASKS = 1 << 12
-"""Maximum number of requests of one client to look at."""
+"""Maximum number of requests of one client to read."""
 
 _MAX_PARENTS = 8
-"""Maximum number of clients cloned from each other."""
+"""Maximum number of clients in a chain, each cloned from the next."""
 
 
 class FileServer(Struct, frozen=True):
@@ -394,7 +391,7 @@ class FileServer(Struct, frozen=True):
 
     text: str
     path: str | None = None
-    """Where its file system is mounted, if it is one."""
+    """Mount point of its file system, if only one is known."""
 
 
 class _Client(Struct, frozen=True):
@@ -416,7 +413,8 @@ def file_server(
 
     :param lock: The lock or bit that it waits for, if known.
     :param super_block: Super block of the data that it waits for; 0 if unknown.
-    :param path: Where that file system is mounted.
+    :param path: Mount point of that file system, if known.
+    :return: ``None`` if the task waits for no such server.
     :raises drgn.FaultError: if a structure that leads to it cannot be read
     """
     kind = context.storage.file_system_type(super_block) if super_block else None
@@ -435,7 +433,7 @@ def file_server(
     text = f"{protocol} server ({path})" if path else f"{protocol} server"
     if super_block:
         return FileServer(("super_block", super_block), text, path)
-    # Only types in modules identify the server: assume one for each task.
+    # Only types that modules define identify the server: assume one for each task.
     return FileServer(("task", case.address), text)
 
 
@@ -494,7 +492,7 @@ def _servers(context: LockContext) -> dict[int, FileServer]:
 
 @per_context
 def _mounts(context: LockContext) -> dict[int, list[str]]:
-    """Map each transport of NFS to where file systems of its server are mounted."""
+    """Map each transport of NFS to the mount points of its server's file systems."""
     found: dict[int, list[str]] = {}
     try:
         for super_block in super_blocks(context.layout):
@@ -529,7 +527,7 @@ def _nfs(context: LockContext, client: _Client) -> FileServer:
 
 
 def _address(context: LockContext, transport: int) -> str:
-    """Return the address of a server, as it is displayed; else its name."""
+    """Return the address of a server as text, or else its name; empty if unknown."""
     layout = context.layout
     # RPC_DISPLAY_ADDR is the first of enum rpc_display_format_t.
     names = ("address_strings[0]", "servername")
@@ -551,7 +549,7 @@ def _oldest_ns(context: LockContext, client: _Client) -> int | None:
 
 
 def _started(context: LockContext, client: _Client) -> Iterator[int]:
-    """Yield when the tasks of a client, and of those cloned from it, were started."""
+    """Yield the start times of RPC tasks of a client and of those it is cloned from."""
     layout = context.layout
     if not layout.has("rpc_task", "tk_start"):
         return

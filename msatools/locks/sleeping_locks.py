@@ -2,8 +2,7 @@
 
 """The kernel's sleeping locks: requests, waiters, owners and readers.
 
-With those that are made of others: with PREEMPT_RT, per-CPU rwsems, per-VMA locks,
-SRCU.
+Also the locks with an rt_mutex of PREEMPT_RT, per-CPU rwsems, per-VMA locks, and SRCU.
 """
 
 from itertools import islice, pairwise
@@ -50,7 +49,7 @@ from msatools.program.linear import KERNEL_HALF
 _PI_FUTEX = ("futex_lock_pi", "futex_wait_requeue_pi")
 """Functions that wait for the rt_mutex of a PI futex."""
 
-# Functions of CONFIG_PREEMPT_RT, by the start of their names.
+# Prefixes of functions of CONFIG_PREEMPT_RT, and the type and mode of their locks.
 _BY_FUNCTION: tuple[tuple[str, LockTypeName, Mode | None], ...] = (
     ("rt_spin_", "rt_mutex", None),
     ("rt_read_", "rt_mutex", None),
@@ -233,7 +232,7 @@ def _rt_mutex(context: LockContext, lock: Lock) -> int:
 _LOCK = "percpu_rw_semaphore"
 _CUSTOM = 0b1100
 """``WQ_FLAG_CUSTOM``, which marks a reader: bit 2, or bit 3 before v6.6. Waiters on
-this queue never use the other one."""
+this queue never set the other of these bits."""
 
 
 def percpu_find(context: LockContext, case: BlockedTask) -> KernelLock | None:
@@ -479,18 +478,19 @@ SLEEPING_LOCK = LockType(
 #
 # mm/mmap_lock.c: "mm: replace vm_lock and detached flag with a reference count" (in
 # v6.15). A writer, which has the mmap_lock, sets a bit of vm_refcnt to keep new readers
-# out, and sleeps until those that are in a fault of the mapping have left. They are not
-# recorded: see msatools.locks.ownership.
+# out, and sleeps until readers that handle a fault in the mapping have left. They are
+# not recorded: msatools.locks.ownership finds them.
 
 
 _VMA_WAITS = (
     *("__vma_start_exclude_readers", "__vma_enter_locked", "__vma_start_write"),
     *("vma_mark_detached", "__vma_exclude_readers_for_detach"),
 )
-"""Functions in which a writer waits, of all versions; others may be inlined."""
+"""Functions in which a writer waits, of all kernel versions; some may be inlined."""
 
 _EXCLUDES = 0x4000_0000
-"""``VM_REFCNT_EXCLUDE_READERS_FLAG``, before ``VMA_LOCK_OFFSET``, of ``vm_refcnt``."""
+"""Bit of ``vm_refcnt``: ``VM_REFCNT_EXCLUDE_READERS_FLAG``, earlier named
+``VMA_LOCK_OFFSET``."""
 
 
 def vma_request(context: LockContext, case: BlockedTask) -> Request | None:
@@ -517,19 +517,20 @@ VMA_LOCK = LockType(names=frozenset({"vma"}), requests=at_most_one(vma_request))
 
 # --- Waits for the readers of a struct srcu_struct (kernel/rcu/srcutree.c).
 #
-# Who waits has a callback on its stack, in the list of a CPU's struct srcu_data, which
-# points back at the srcu_struct. That counts its readers, and does not record them:
-# stacks are searched, and msatools.locks.ownership finds those of one that is a
-# variable, which the code names.
+# A waiter has a callback on its stack, in the list of a CPU's struct srcu_data, which
+# points back at the srcu_struct. The srcu_struct counts its readers, but does not
+# record them: msatools.locks.ownership searches stacks for its address, and, if it is a
+# variable, the code of functions there.
 
 
 _SRCU_WAITS = ("__synchronize_srcu", "synchronize_srcu", "synchronize_srcu_expedited")
 
 _COUNTS = ("srcu_locks", "srcu_unlocks"), ("srcu_lock_count", "srcu_unlock_count")
-"""Counters of both indexes: since v6.15 in a ``struct srcu_ctr``, and before."""
+"""Members that count begun and ended readers: those of ``struct srcu_ctr`` (since
+v6.15), and those of ``struct srcu_data`` before."""
 
 _MAX_CALLBACKS = 4096
-"""Maximum number of callbacks of one CPU to go through."""
+"""Maximum number of callbacks of one CPU to read."""
 
 _MAX_WORDS = 256
 """Maximum number of words of a stack to try."""
@@ -545,7 +546,7 @@ def srcu_request(context: LockContext, case: BlockedTask) -> Request | None:
     """
     if not case.is_in(*_SRCU_WAITS) or not context.layout.has("srcu_data", "ssp"):
         return None
-    # It may lie in the kernel's image, or in that of a module.
+    # The srcu_struct may be a variable of the kernel or of a module.
     words = [
         word
         for word in dict.fromkeys(case.stack.words.tolist())
@@ -553,7 +554,7 @@ def srcu_request(context: LockContext, case: BlockedTask) -> Request | None:
     ]
     known = [each for each in words[:_MAX_WORDS] if _is_srcu(context, each)]
     if len(known) > 1 or not context.live:
-        # Others are left over from calls before.
+        # Pointers to others are left over from earlier calls: look for the callback.
         known = [address for address in known if _queues(context, case, address)]
     return Request(Lock("srcu", known[0]), "write") if len(known) == 1 else None
 
@@ -562,8 +563,8 @@ def srcu_readers(context: LockContext, lock: Lock) -> int | None:
     """
     Return the number of readers that are waited for; ``None`` if that is unknown.
 
-    There are two indexes: new readers count at the one, and those of the other, who
-    began before, have to end.
+    Of two indexes, one counts new readers. The readers at the other began before, and
+    have to end.
 
     :raises drgn.FaultError: if it cannot be read
     """
@@ -579,12 +580,12 @@ def srcu_readers(context: LockContext, lock: Lock) -> int | None:
         names = [f"{name}[{int(not now)}]" for name in _COUNTS[1]]
     pairs = (layout.members(part, "srcu_data", *names) for part in parts)
     total = sum(begun - ended for begun, ended in pairs) & _MASK
-    # A running kernel changes while its parts are added up.
+    # On a running kernel the counters change while they are added up.
     return total if total < 1 << 32 else None
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Describe a wait none of whose readers was found."""
+    """Describe a wait for SRCU readers, for when none of them was found."""
     count = srcu_readers(context, request.lock)
     if count is None:
         return "SRCU grace period"
@@ -594,7 +595,7 @@ def what(context: LockContext, case: BlockedTask, request: Request) -> str | Non
 
 
 def _parts(context: LockContext, address: int) -> list[int]:
-    """Return the ``struct srcu_data`` of all CPUs."""
+    """Return the addresses of the ``struct srcu_data`` of all CPUs."""
     pointer = context.layout.member(address, "srcu_struct", "sda")
     parts: list[int] = read_percpu(context.reader, context.losses).at(pointer).tolist()
     return parts

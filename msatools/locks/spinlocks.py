@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Spinlocks that CPUs spin for: in a dump with likely holders, live their number."""
+"""Spinlocks that CPUs spin for.
+
+In a dump these are found with likely holders; on a running kernel the CPUs are counted.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +30,14 @@ from msatools.tasks.preemption import PreemptCounts, preemption_count, softirq_c
 from msatools.tasks.running_stacks import NMI, USER_MODE, CpuStack, StackReader
 from msatools.tasks.text import KernelText
 
-# --- Code that refers to a lock: the owner of a static one need not keep its address.
+# --- Code that refers to a static lock, whose owner need not keep the lock's address.
 #
 # On x86-64 the address of a static variable is part of the instruction that passes it
-# to the function that locks: as a constant of 32 bits, or as a distance from there.
+# to the locking function: as a 32-bit constant, or as a distance from the instruction.
 
 
 _BYTES = 1024
-"""Code before the current instruction of a function that is searched."""
+"""Bytes of code to search before the current instruction of a function."""
 
 _LOW = np.uint64((1 << 32) - 1)
 
@@ -42,13 +45,13 @@ _LOW = np.uint64((1 << 32) - 1)
 def refers_to(
     reader: Reader, text: KernelText, pcs: Sequence[int], address: int
 ) -> bool:
-    """Return whether the functions of a stack refer to a variable before they call.
+    """Return whether any function on a stack refers to a variable before its call.
 
-    :param pcs: Addresses of code of the frames.
+    :param pcs: Program counters of the frames.
     :param address: Address of the variable.
     """
     if address < START_KERNEL_MAP:
-        # No constant of 32 bits, nor near any code.
+        # The address fits no 32-bit constant, and is not near any code.
         return False
     return any(_refers(reader, text, pc, address) for pc in pcs)
 
@@ -80,9 +83,9 @@ def _refers(reader: Reader, text: KernelText, pc: int, address: int) -> bool:
 #
 # kernel/locking/qspinlock.c and qrwlock.c: only the registers and the stack of a CPU
 # have the address of the lock that it spins for, and the lock does not record its
-# owner. So both are found by evidence, and reported only if the evidence is
-# unambiguous: who has a lock has its address in a register or on its stack, or, of a
-# static one, in its code. msa-cpus --stalls asks here, too.
+# owner. So the lock and its holder are found by evidence, and reported only if that is
+# unambiguous: a holder has the lock's address in a register or on its stack, or, for a
+# static lock, in its code. msa-cpus --stalls calls spins(), too.
 
 
 _SPINS = frozenset(
@@ -136,7 +139,7 @@ class _Cpu(Struct, frozen=True):
     """Frames of kernel functions, without inlined ones."""
 
     spinning: int | None
-    """Index of the frame whose function waits for a spinlock."""
+    """Index of the frame whose function waits for a spinlock; ``None`` if none does."""
 
 
 def spins(context: LockContext, stack_size: int) -> list[Spin]:
@@ -192,7 +195,7 @@ def _likely_holders(
     Return the tasks on CPUs that have the address of a lock and do not wait for it.
 
     :param requests: The lock that each CPU spins for, by CPU number.
-    :param words: Registers and stacks, by CPU number.
+    :param words: Values in registers and on stacks, by CPU number.
     :return: Empty if there are several for a lock that has a single owner.
     """
     lock = request.lock
@@ -207,7 +210,7 @@ def _likely_holders(
 
 
 class _MayHold:
-    """The CPUs that may have a spinlock, by what they have disabled."""
+    """The CPUs that may hold a spinlock: with interrupts or preemption disabled."""
 
     def __init__(self, context: LockContext, cpus: Sequence[_Cpu]) -> None:
         self._context = context
@@ -226,7 +229,7 @@ class _MayHold:
 
     @cached_property
     def _stacks(self) -> list[tuple[int, CpuStack]]:
-        """The tasks that have disabled interrupts, softirqs or preemption."""
+        """Tasks that have disabled interrupts, softirqs or preemption, with stacks."""
         context = self._context
         stacks = StackReader(context.reader, context.text, context.losses)
         percpu = read_percpu(context.reader, context.losses)
@@ -251,7 +254,7 @@ class _MayHold:
 
 
 def _interrupts_are_off(stack: CpuStack) -> bool:
-    """Return whether interrupts are off below an NMI, if there is one."""
+    """Return whether interrupts were off, or, in an NMI, were off when it came."""
     nmis = [at for at, name in enumerate(stack.names) if name.startswith(NMI)]
     below = max(nmis, default=-1) + 1
     states = [stack.flags[at] for at in sorted(stack.flags) if at >= below]
@@ -311,7 +314,7 @@ def _request(
     mode = _MODES.get(name) or _MODES.get(caller)
     wait_lock = context.layout.offset("qrwlock", "wait_lock") if mode else 0
     # The next in line for an rwlock spins on the rwlock itself; the others spin on its
-    # wait_lock, so that is what they have a pointer to.
+    # wait_lock, and have a pointer to that.
     start = wait_lock if name in _SPINS else 0
     registers = frame.registers()
     words = [registers[name] for name in _REGISTERS if name in registers]
@@ -331,9 +334,8 @@ def _choose_lock(
     """
     Choose the word that may be the address of a lock, the most frequent if several may.
 
-    :return: ``None`` if there is no such word, or in case of a tie.
-
     :param offset: Offset of the qspinlock from that address.
+    :return: ``None`` if there is no such word, or in case of a tie.
     """
     counts = Counter(
         word
@@ -372,7 +374,7 @@ def may_be_wanted(value: int) -> bool:
 
 
 def _is_queued(context: LockContext, tail: int, spinning: set[int]) -> bool:
-    """Return whether the CPU in the tail of a lock spins and uses that node."""
+    """Return whether the CPU in a lock's tail spins and uses the tail's node."""
     cpu, node = (tail >> 2) - 1, tail & 3
     if cpu not in spinning:
         return False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What data in memory belong to: an inode, block device, file system or socket."""
+"""Finds the inode, block device or file system of data in memory; reads sockets."""
 
 import socket
 import stat
@@ -161,7 +161,10 @@ class Storage:
         return kind if name in ("", kind) else f"{kind} {name}"
 
     def device_of(self, inode: Inode) -> str | None:
-        """Return the name of an inode's block device; ``None`` if it has none."""
+        """Return the name of an inode's block device; ``None`` if it has none.
+
+        :raises drgn.FaultError: if the super block cannot be read
+        """
         if self.is_data_of_device(inode):
             # BDEV_I() (block/bdev.c)
             device = inode.address - self._layout.offset("bdev_inode", "vfs_inode")
@@ -171,7 +174,10 @@ class Storage:
         return self.device(device) if device >= KERNEL_HALF else None
 
     def device(self, address: int) -> str | None:
-        """Return the name and numbers of a ``struct block_device``."""
+        """Return the name and numbers of a ``struct block_device``, as ``vda 254:0``.
+
+        :return: ``None`` if it cannot be read.
+        """
         if address not in self._devices:
             try:
                 self._devices[address] = self._name_device(address)
@@ -215,7 +221,7 @@ class Storage:
         return self.inode(host) if host >= KERNEL_HALF else None
 
     def swap_of_folio(self, folio: int) -> str | None:
-        """Return the name of the swap device of a page in the swap cache.
+        """Return the name of the swap device of a page; ``None`` if it has none.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -349,7 +355,7 @@ class Sockets:
         if family not in (_INET, _INET6):
             return Endpoints(_FAMILIES.get(family, f"family {family}"), None, None)
         protocol = int(values["protocol"])
-        # The protocol of a raw socket is not one of its own kind.
+        # A raw socket is named by its type: any protocol may have raw sockets.
         name = _PROTOCOLS.get(protocol, form) if form != "raw" else form
         local, peer = values["local"], values["peer"]
         ends = [_ipv4(local), _ipv4(peer)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Members of structures, rings of waiters, trees of ranges, and what lies on stacks."""
+"""Reads members of structures, rings of waiters, trees of ranges, and stacks."""
 
 import struct
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from msatools.selfdesc.find import find_constant, find_type, number, vmcoreinfo
 
 
 _ERRORS = (1 << 64) - 4096
-"""Where error codes begin that look like addresses (MAX_ERRNO)."""
+"""The first of the addresses that are error codes (``MAX_ERRNO``)."""
 
 _MODULES = {
     "journal_s": "jbd2",
@@ -56,7 +56,7 @@ _MODULES = {
     "rpc_task": "sunrpc",
     "rpc_xprt": "sunrpc",
 }
-"""Structures of parts of the kernel that may be modules, by name, and the module."""
+"""Maps structures of parts of the kernel that may be modules to the module's name."""
 
 
 class _MemberBlock(NamedTuple):
@@ -108,7 +108,7 @@ class Layout:
     def is_low_code(self, low: int) -> bool:
         """Return whether a number may be the low 32 bits of an address of code.
 
-        On arm64 that of modules is not known.
+        On arm64 addresses of modules' code are not recognized.
         """
         start, end = self._image
         return (low - start) % (1 << 32) < min(end, MODULES_END) - start
@@ -181,8 +181,8 @@ class Layout:
     def nodes(self, head: int, most: int, *, back: bool = False) -> Iterator[int]:
         """Yield up to *most* nodes of a list, in order or from its end.
 
-        It neither finds nor notes damage: callers that look for one node check each.
-        :func:`msatools.kernel.walks.list_records` reads whole lists.
+        Damage of the list is not detected, as callers look for one node and check each.
+        To read whole lists, use :func:`msatools.kernel.walks.list_records`.
 
         :raises drgn.FaultError: if a node cannot be read
         """
@@ -282,7 +282,8 @@ def find_range(
     :param type_name: Tag of the structures.
     :param link: Their member of type ``struct rb_node``.
     :param ends: Their members with the first address, and with the one after the last.
-    :return: Its address; 0 if there is none.
+    :param at: The address to find.
+    :return: Address of the structure; 0 if there is none.
     :raises UNREADABLE: if a part cannot be read, or the tree has a loop
     """
     links = f"{link}.rb_left", f"{link}.rb_right"
@@ -364,8 +365,8 @@ class Ring(Struct, frozen=True):
     """A ring that was followed from one of its nodes."""
 
     entries: list[Entry]
-    """The nodes: all of a whole ring in order, otherwise the nearest. The start node is
-    the first."""
+    """The nodes, the start node first: all of a whole ring in order, otherwise those
+    that were read."""
 
     whole: bool = False
     """Whether all nodes were read."""
@@ -568,8 +569,8 @@ class Fault(Struct, frozen=True):
     """Index of the page in the mapped file."""
 
     by_vma: bool
-    """Whether the task has the lock of the mapping instead of ``mmap_lock``: "mm:
-    handle page faults under VMA lock" and others (in v6.4)."""
+    """Whether the task has the lock of the mapping instead of ``mmap_lock``: "mm: add
+    FAULT_FLAG_VMA_LOCK flag" (in v6.4)."""
 
 
 class OwnStack:
@@ -620,7 +621,7 @@ class OwnStack:
 
     def places(self, word: int) -> list[int]:
         """Return the addresses on the stack that hold a word, innermost first."""
-        # Few or none do: so this is faster than to compare all words by numpy.
+        # Few places or none match, so this is faster than a comparison by numpy.
         data, found = U64.pack(word), []
         start = self._data.find(data)
         while start >= 0:
@@ -630,7 +631,10 @@ class OwnStack:
         return found
 
     def own(self, type_name: str, member: str) -> Iterator[int]:
-        """Yield the addresses of structures whose *member* may point at this task."""
+        """Yield addresses on the stack of what may be structures of a type.
+
+        :param member: Their member that points at this task.
+        """
         offset = self._layout.offset(type_name, member)
         for address in self.places(self.task):
             if address - offset >= self.base:
@@ -706,7 +710,7 @@ class OwnStack:
     def _more_polled(self, start: int) -> list[int]:
         """Read the files of entries that are not inline.
 
-        They are in a list of pages, of which the newest comes first.
+        These entries are in a list of pages, the newest page first.
         """
         offset = self._layout.offset
         table = self.word(start + offset("poll_wqueues", "table")) or 0

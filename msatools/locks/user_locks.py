@@ -2,7 +2,7 @@
 
 """Futexes as locks of user space: requests, waiters, owners and readers.
 
-What lock a futex belongs to is decided by the memory of the process.
+The memory of the process shows which lock a futex belongs to.
 """
 
 from collections.abc import Callable, Iterable
@@ -49,9 +49,9 @@ from msatools.tasks.waits import TaskClass
 
 # --- The lock that a futex belongs to, by the memory of the process.
 #
-# A lock of a C library is recognized if that library waits on it and its members are
-# consistent (both: msatools.locks.c_library), and its owner is a thread that can use
-# the futex.
+# A lock of a C library is recognized if a thread waits in that library, the members of
+# the lock are consistent (both: msatools.locks.c_library), and its owner is a thread
+# that can use the futex.
 
 
 class FutexContent(Struct, frozen=True):
@@ -68,14 +68,14 @@ class FutexContent(Struct, frozen=True):
     """Offset of the futex in its condition variable; ``None`` if it is of none."""
 
     what: str | None = None
-    """What it is, if it records no owner."""
+    """Description of the lock, if it records no owner."""
 
 
 _UNRECORDED = "the C library does not record who"
 
 
 class _FutexContents:
-    """What was read of futexes, kept for one context."""
+    """The locks and condition variables of futexes, kept for one context."""
 
     def __init__(self) -> None:
         self.contents: dict[FutexKey, FutexContent] = {}
@@ -130,7 +130,7 @@ def is_condition(context: LockContext, lock: Lock, mm: int) -> bool:
 
 
 def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
-    """Read the lock that a futex belongs to, once."""
+    """Return the lock that a waiter's futex belongs to; read each futex once."""
     contents = _cache(context).contents
     key = waiter.key
     if key not in contents:
@@ -145,7 +145,7 @@ def content_of(context: LockContext, waiter: Waiter) -> FutexContent:
 
 
 class _Words(Struct, frozen=True):
-    """The memory around a futex, of which the part on its page is read at once."""
+    """The memory around a futex: the part on its page is read ahead, and kept."""
 
     memory: UserMemory
     mm: int
@@ -201,7 +201,10 @@ def _read_content(context: LockContext, waiter: Waiter) -> FutexContent:
 def _thread(
     context: LockContext, place: FutexPlace, words: _Words
 ) -> FutexContent | None:
-    """Return a thread whose exit is waited for: the kernel then clears its futex."""
+    """Return the thread whose exit is waited for: at exit the kernel clears the futex.
+
+    :return: ``None`` if the futex is not a thread's ``clear_child_tid``.
+    """
     tid = int.from_bytes(words.read(place.address, 4) or b"", "little")
     if not 0 < tid < PID_MAX_LIMIT or place.inode:
         return None
@@ -247,7 +250,7 @@ def _rwlock(
         if lock.writer is None:
             return _read_locked(lock.mode, lock.readers)
         task = find_owner(context, place, lock.writer)
-        # glibc refuses the lock to its own writer (EDEADLK), so that does not wait.
+        # glibc refuses the lock to its own writer (EDEADLK), so no writer waits for it.
         if task is not None and task not in _tasks_on(context, key):
             return FutexContent(task, mode=lock.mode, readers=lock.readers)
     return None
@@ -258,7 +261,7 @@ def _condition(
 ) -> FutexContent | None:
     queued = [len(futex_queues(context).get(word, ())) for word in key.pair()]
     if context.live:
-        # They were read at another time than its words are.
+        # On a running kernel the queues were read earlier than the futexes' words.
         queued = [0, 0]
     pair = queued[0], queued[1]
     start = _read_condition(words.read, place.address, pair, key.shared)
@@ -317,7 +320,7 @@ def _musl_rwlock(
 def _musl_thread(
     context: LockContext, place: FutexPlace, words: _Words
 ) -> FutexContent | None:
-    """Return a thread whose exit is waited for."""
+    """Return the thread whose exit is waited for; ``None`` unless it is only one."""
     data = words.read(
         place.address - c_library.THREAD_BYTES, c_library.THREAD_BYTES + 4
     )
@@ -418,7 +421,7 @@ def what(context: LockContext, case: BlockedTask, request: Request) -> str | Non
 
 
 def recorded(context: LockContext, request: Request) -> str | None:
-    """Describe a futex by the memory of the process; ``None`` if there is no need."""
+    """Describe a futex by its process's memory; ``None`` if an owner is recorded."""
     requested = requested_futexes(context).waiters
     waiter = requested.get((request.lock.type, request.lock.key))
     if waiter is None or waiter.pi_state:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The memory of processes, from their mappings and the page cache."""
+"""Reads the memory of processes, and files in the page cache."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from msatools.selfdesc.find import ask, find_type
 
 # --- The struct vm_area_struct of address spaces.
 #
-# drgn's helpers for it have no bounds: they do not end where the data is damaged.
+# drgn's helpers for it have no bounds: they may not end if the data is damaged.
 
 
 _MAX_MAPPINGS = 1 << 20
@@ -110,8 +110,8 @@ class FilePages:
         layout = self._layout
         mapping = layout.member(file, "file", "f_mapping")
         pages = mapping + layout.offset("address_space", "i_pages")
-        # It is 0 for the shadow entry of a page that was reclaimed, too, and for the
-        # swap entry of a page of tmpfs.
+        # load() also returns 0 for the shadow entry of a page that was reclaimed, and
+        # for the swap entry of a page of tmpfs.
         head = XArray(layout.reader, pages).load(index)
         if head < KERNEL_HALF:
             return None
@@ -240,7 +240,7 @@ class UserMemory:
         return files
 
     def shared_file(self, mm: int, address: int) -> SharedFile | None:
-        """Return the shared mapping of a file at an address; ``None`` if none is.
+        """Return the shared mapping of a file at an address; ``None`` if there is none.
 
         :raises drgn.FaultError: if the mappings cannot be read
         """
@@ -270,7 +270,7 @@ class UserMemory:
             try:
                 data: bytes = ask(access_remote_vm, space, start, length)
             except UNREADABLE as error:
-                # If a mapped page cannot be read, the page cache has no other copy.
+                # Only a page that is not mapped may have a copy in the page cache.
                 if "not mapped" not in str(error):
                     raise
                 data = self._read_from_file(mm, start, length, error)

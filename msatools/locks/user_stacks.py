@@ -103,7 +103,7 @@ class ProgramFile:
 
     @property
     def has_symbols(self) -> bool:
-        """Whether a table of symbols was found, once a function was asked for."""
+        """Whether a table of symbols was found; it is sought by :meth:`function`."""
         return bool(self._tables)
 
     def function(
@@ -148,7 +148,7 @@ class ProgramFile:
         size = min(_MAX_NAME, table.names_size - offset)
         data = self._read_around_gaps(table.names + offset, size)
         name, end, _ = data.partition(b"\0")
-        # The zero may be that of a gap.
+        # The zero that ends the name may be part of a gap.
         try:
             self._read(table.names + offset, len(name) + 1)
         except UNREADABLE:
@@ -260,7 +260,7 @@ class ProgramFile:
                 yield self._table(symbols, size, names, tags.get(_DT_STRSZ, 0))
 
     def _count_hashed(self, offset: int) -> int:
-        """Count the dynamic symbols by DT_GNU_HASH: its last chain ends with the last.
+        """Count the dynamic symbols: the last chain of DT_GNU_HASH ends with the last.
 
         :raises drgn.FaultError: if the hash table is not in the page cache
         """
@@ -415,7 +415,7 @@ class UserStacks:
         return arch.ends_with_call(code)
 
     def has_symbols(self, mapping: CodeMapping) -> bool:
-        """Return whether a file, of which a frame was asked for, has symbols."""
+        """Return whether symbols of a file were found; :meth:`frame` looks for them."""
         path = self._context.path_of_file(mapping.file)
         return self._program(mapping.file, path).has_symbols
 
@@ -460,7 +460,7 @@ class UserStacks:
 
 @per_context
 def user_stacks(context: LockContext) -> UserStacks:
-    """Return what finds frames of the threads of a context."""
+    """Return the finder of user-space frames of the threads of a context."""
     return UserStacks(context)
 
 
@@ -504,7 +504,7 @@ class _Stack:
         first, last = min(chain, default=len(words)), max(chain, default=-1)
         for index, word in enumerate(words):
             is_certain = index in chain
-            # There are no frames between certain callers.
+            # Between the callers that frame pointers lead to, there are no others.
             if first < index < last and not is_certain:
                 continue
             if index > last >= 0 and is_whole:
@@ -581,7 +581,7 @@ _MOST_STACKS = 16
 
 def with_frames(herds: Sequence[Herd], context: LockContext) -> tuple[Herd, ...]:
     """
-    Return herds whose wakers have the first frames of their user stacks.
+    Return herds, with the first frames of the user stacks of their wakers.
 
     :param context: A context of all tasks, which include the wakers.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Wait queues and their waiters, and events that tasks wait for by them.
+"""Wait queues and their waiters, and the events that tasks wait for on them.
 
-Bits of pages and of other words, variables, and queues of a subsystem. An event has no
-owner, unlike a lock.
+Events are changes of bits of pages and other words, changes of variables, and wake-ups
+by a subsystem. Unlike a lock, an event has no owner.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,7 +55,8 @@ _TRIES = 3
 """Maximum number of walks of a ring that changes while it is read."""
 
 _MANY = 256
-"""An inconsistent ring is not followed again if it has more nodes than this."""
+"""If an inconsistent ring has more nodes than this, it is not followed again from any
+of them."""
 
 _Test = Callable[[Entry], bool]
 
@@ -71,7 +72,7 @@ class Queue(Struct, frozen=True):
 
 
 class QueueKey(Struct, frozen=True):
-    """Offsets of the key in a waiter whose queue is a hashed bucket."""
+    """Offsets, in a waiter on a hashed bucket, of the key that it waits for."""
 
     wait: int
     """Offset of the ``struct wait_queue_entry``."""
@@ -88,8 +89,6 @@ class WaitQueues:
 
     def __init__(self, layout: Layout, losses: LossLog, limit: int) -> None:
         """
-        Set up.
-
         :param limit: Maximum number of waiters to read of one queue.
         """
         self._layout = layout
@@ -103,7 +102,7 @@ class WaitQueues:
         """Maps a task to the start of its stack."""
 
         self.buckets: dict[Lock, int] = {}
-        """Maps a lock whose queue is a hashed bucket to the list head of that."""
+        """Maps a lock whose queue is a hashed bucket to the list head of the bucket."""
 
         self.lookups: set[Lock] = set()
         """Locks whose waiters are woken at the end of a lookup of a dentry."""
@@ -201,7 +200,7 @@ class WaitQueues:
 
         Waiters of other locks in the bucket are left out.
 
-        :param key: Where a waiter has the lock that it waits for.
+        :param key: Offsets of the word and bit in a waiter of such a lock.
         :param functions: Wake functions of waiters that have such a key.
         :return: ``None`` if the bucket is unknown, too long, or cannot be read.
         """
@@ -249,7 +248,7 @@ class WaitQueues:
     def _find(
         self, node: int, shape: Shape, is_waiter: _Test
     ) -> tuple[Queue | None, set[int]]:
-        """Follow a ring; return its queue, and the nodes to store that for."""
+        """Follow a ring; return its queue, and the nodes to store the queue for."""
         for _ in range(_TRIES):
             ring = self._rings.follow(node, shape, self._limit)
             if ring.whole or ring.cut:
@@ -261,7 +260,7 @@ class WaitQueues:
         if ring.whole and len(heads) == 1:
             return Queue(heads[0], tuple(ring.after(heads[0]))), ring.nodes
         if len(heads) > 1:
-            # Only the list head is no waiter, so this ring is of another kind.
+            # A wait queue has one node that is no waiter: this ring is something else.
             return None, {node}
         if heads:
             self._rings.note_cut(self._limit)
@@ -304,7 +303,7 @@ COMPLETION_WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common
 _COMPLETION_WAYS = (*_WAYS, "do_wait_for_common", "blk_wait_io", *COMPLETION_WAITS)
 """Functions in which tasks wait; the caller identifies the event."""
 
-# Descriptions of events, by the innermost function that is not one of those.
+# Descriptions of events, by the innermost function outside of _COMPLETION_WAYS.
 _BY_CALLER = {
     name: text
     for text, names in {
@@ -375,8 +374,8 @@ def by_caller(case: BlockedTask) -> str | None:
 
 def _is_asked_for(context: LockContext, case: BlockedTask) -> bool:
     if case.task_class is TaskClass.WAI:
-        # Of this class, waits for a completion are events, such as of vfork(). wait4()
-        # and its like are told by wait_targets.child().
+        # In this class only waits for a completion are events, such as in vfork();
+        # wait_targets.child() describes wait4() and the like.
         return is_completion(case)
     if case.task_class in _CLASSES:
         return True
@@ -400,7 +399,7 @@ like (in v5.16)."""
 
 
 def folio_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> int | None:
-    """Return the page of an entry on a task's stack; ``None`` if it waits for none."""
+    """Return the page that an entry on a stack waits for; ``None`` if for none."""
     if entry.function != context.layout.symbol("wake_page_function"):
         return None
     key = _folio_key(context)
@@ -476,7 +475,7 @@ FOLIO = LockType(
 
 
 _VARIABLE = -1
-"""The bit of a wait for a variable."""
+"""Value of :attr:`BitWait.bit` for a variable."""
 
 _STATE_BITS = 3
 """Number of bits of an inode's state that may be waited for; they are the lowest."""
@@ -485,7 +484,7 @@ _VARIABLE_U32 = (1 << 32) - 1
 
 
 class BitWait(Struct, frozen=True):
-    """The key of a waiter."""
+    """The bit of a word, or the variable, that a waiter waits for."""
 
     word: int
     """Address of the word or the variable, which may be a byte of a larger member."""
@@ -500,7 +499,7 @@ class BitWait(Struct, frozen=True):
 
 
 def bit_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | None:
-    """Return the key of an entry on a task's stack; ``None`` if it has no such key."""
+    """Return the bit that an entry on a stack waits for; ``None`` if for none."""
     if entry.function not in _wake_functions(context):
         return None
     key = _bit_key(context)
@@ -643,10 +642,9 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
     Return the task that will wake a queue; empty if unknown.
 
-    It is known for some kinds of queues: that of a journal is woken by the thread that
-    commits it; that of a dentry lookup is on the stack of the task that looks it up;
-    that of a backing device by the worker that writes back its inodes; that of an
-    expedited grace period once its readers have ended.
+    Known are, for a queue of a journal, the thread that commits it; of a dentry lookup,
+    the task that has the queue on its stack; of a backing device, the workers that
+    write back its inodes; of an expedited grace period, the readers that hold it up.
 
     :raises drgn.FaultError: if a structure that leads to the task cannot be read
     """
@@ -661,7 +659,7 @@ def holders(context: LockContext, lock: Lock) -> list[Holder]:
 def _expedited(
     context: LockContext, head: int
 ) -> tuple[str, tuple[Holder, ...]] | None:
-    """Return what holds up the grace period of RCU that a queue is for."""
+    """Describe the expedited RCU grace period of a queue, with its blockers."""
     try:
         return awaited_expedited(context, head)
     except MissingError:
@@ -690,7 +688,7 @@ def _journal_thread(context: LockContext, head: int) -> list[Holder]:
             barriers = context.layout.member(journal, "journal_s", "j_barrier_count")
         except UNREADABLE:
             continue
-        # With a barrier, writers wait for the task that set the barrier.
+        # With a barrier, tasks in the other queue wait for the task that set it.
         if member == "j_wait_done_commit" or not barriers:
             return [Holder(task, "exact")]
     return []

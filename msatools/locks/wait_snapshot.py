@@ -2,7 +2,7 @@
 
 """Snapshots of waits, locks and owners, from which reports are made.
 
-Also what a task that others wait for is doing, in a few words.
+Also short descriptions of what tasks that others wait for are doing.
 """
 
 from collections.abc import Callable, Iterable
@@ -55,10 +55,11 @@ _EXIT_DEAD = 0x10
 
 
 _BELOW_WORK = "process_one_work"
-"""The function that calls those of work items."""
+"""The function that calls the functions of work items."""
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
-"""Classes for which the owner of the data is described rather than the lock."""
+"""Classes of waits for data: they are described by its device or file if known, rather
+than by the lock."""
 
 
 def reason(
@@ -86,7 +87,7 @@ def reason(
         text = _asleep(context, row, now, case, on, what, task_class)
     work = current_work(context, row)
     if work is not None:
-        # The function of the work item may have ended with a jump.
+        # If a work item's function ends with a jump, it is not on the stack.
         for function in (_BELOW_WORK, work.partition(" of ")[0]):
             before, found, module = text.rpartition(f" in {function}")
             if found and (not module or module.startswith(" [")):
@@ -151,7 +152,10 @@ def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
 
 
 def _policy(context: LockContext, row: int) -> str:
-    """Return the policy of a task that has fewer turns than others by it."""
+    """Return the policy or nice value of an ordinary task, in parentheses.
+
+    Empty for a real-time task, and for the default policy and nice value.
+    """
     tasks = context.tasks
     if tasks["prio"][row] < MAX_RT_PRIO:
         return ""
@@ -162,7 +166,7 @@ def _policy(context: LockContext, row: int) -> str:
 
 
 def _urgent(context: LockContext, row: int) -> str:
-    """Return the real-time task that keeps an ordinary one from its CPU."""
+    """Describe the real-time task that keeps an ordinary task off its CPU, if any."""
     tasks = context.tasks
     prio = tasks["prio"]
     if prio[row] < MAX_RT_PRIO:
@@ -216,7 +220,7 @@ def _stopped(context: LockContext, row: int) -> str:
     tasks = TaskTable(context.tasks.records[[row]], context.tasks.columns)
     jobctl = int(tasks["jobctl"][0])
     if read_frozen(context.reader, tasks)[0]:
-        # The whole machine is frozen before it sleeps; version 1 has no such bit.
+        # A suspend freezes all processes. Control groups of version 1 set no bit.
         by_group = jobctl & TRAP_FREEZE or not _all_frozen(context)
         return "frozen by its control group" if by_group else "frozen"
     number = jobctl & STOP_SIGNAL
@@ -332,11 +336,12 @@ _NO_FILES = frozenset({"timer", "signals", "poll", "epoll", "futex", "lock"})
 
 
 BRIEF_NS = 1_000_000_000
-"""Waits for contended locks are usually much shorter."""
+"""Minimum wait of tasks for an address on a stack to count in a deadlock: waits for
+contended locks are usually much shorter."""
 
 
 class Unknown(Struct, frozen=True):
-    """Uninterruptible sleep for something else than a lock, by the calling function."""
+    """A thing that a task waits for, known only by a description of the wait."""
 
     text: str
 
@@ -353,7 +358,7 @@ class Wanted(Struct):
     readers: int | None = None
     owners: tuple[Owned, ...] = ()
     refuted: tuple[Owned, ...] = ()
-    """Those whom the lock names, though something refutes it."""
+    """Tasks that the lock names as owners, but that other facts refute."""
 
 
 class WaitSnapshot(Struct, frozen=True, dict=True):
@@ -407,9 +412,9 @@ class WaitSnapshot(Struct, frozen=True, dict=True):
         return own.firm and brief >= BRIEF_NS
 
     def _thing(self, blocked: Blocked) -> Thing | None:
-        """Return the thing that a task waits for if it has no owner.
+        """Return the thing that a task waits for; the graph uses it if it has no owner.
 
-        :return: ``None`` for a wait for any of several locks.
+        :return: ``None`` for a wait for any of several locks, or if unknown.
         """
         if blocked.external is not None:
             return blocked.external.kind, blocked.external.identity
@@ -423,7 +428,7 @@ class WaitSnapshot(Struct, frozen=True, dict=True):
             return None
         text = blocked.what
         if text is None and wait.task_class is not TaskClass.LCK:
-            # The address of a futex is that of another one in another process.
+            # Futexes are left out: others of other processes have the same address.
             text = wait_text(wait.task_class, blocked.on)
         return Unknown(text or f"asleep in {where}")
 

@@ -118,7 +118,7 @@ def asked_for(case: BlockedTask) -> WaitTarget | None:
 
 
 def is_off_queue(on: WaitTarget) -> bool:
-    """Return whether a target is by :func:`asked_for`: the task is in no queue."""
+    """Return whether a target comes from :func:`asked_for`: the task is in no queue."""
     return on.kind == "futex" and on.address is not None and on.shared is None
 
 
@@ -213,7 +213,7 @@ def kernel_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 def _with_place(
     context: LockContext, on: WaitTarget, lock: KernelLock, case: BlockedTask
 ) -> WaitTarget:
-    """Add the name, inode, path and process of a lock."""
+    """Return a target with the name, inode, path and process of its lock, if found."""
     if lock.address is None:
         return on
     place = find_lock_place(context, lock.type, lock.address, [case])
@@ -276,7 +276,7 @@ def _vforked(context: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def signal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Return the signals that a task waits for; ``None`` if any of them will do."""
+    """Return the signals that end a task's wait; no ``signals`` if any signal does."""
     if case.file is not None:
         return by_file(context, case)
     blocked = "blocked.sig[0]"
@@ -357,25 +357,25 @@ _BY_CLASS: dict[TaskClass, Callable[[LockContext, BlockedTask], WaitTarget | Non
 
 
 _FIXED = frozenset({"timer", "child", "signals", "msgqueue", "semaphore"})
-"""Kinds of targets that stay the same while a task sleeps, as they are by its own stack
-and the arguments of its system call. Owners, waiters and paths of files may change."""
+"""Kinds of targets that stay the same while a task sleeps, as they follow from its own
+stack and system call. Owners, waiters and paths of files may change."""
 
 _OWN_CLASSES = (TaskClass.TMR, TaskClass.WAI, TaskClass.SIG, TaskClass.IPC)
-"""Classes of tasks that may have such a target."""
+"""Classes of tasks that may have a target of a kind in :data:`_FIXED`."""
 
 _SLEEP = (
     *("start_ns", "state", "on_cpu", "nvcsw", "nivcsw", "sp", "last_arrival_ns"),
     "stack",
 )
-"""Columns of which some change if a task runs; the counters alone are not enough, as
-one that was woken counts no switch until it sleeps again."""
+"""Columns of the table of tasks, at least one of which changes if a task runs. The
+counters of switches alone are not enough: a woken task counts none until it sleeps."""
 
 
 class _Fixed(Struct, frozen=True):
-    """A target that stays while a task sleeps on."""
+    """A target that stays the same until its task wakes up."""
 
     sleep: tuple[int, ...]
-    """The sleep, by the columns :data:`_SLEEP`."""
+    """Values of the columns :data:`_SLEEP`, which identify the sleep."""
 
     on: WaitTarget
     timer: Timer | None
@@ -422,7 +422,7 @@ class Explainer:
         found: list[WaitTarget | None] = [None] * len(chosen)
         alike: dict[WaitTarget | None, WaitTarget | None] = {}
         kept: set[int] = set()
-        """Identities of the stored ones: to compare others takes longer."""
+        """The ``id()`` of stored targets, which need no slow comparison."""
 
         waits = are_any(now.classes[chosen], [*_BY_CLASS])
         sleeps = self._sleeps(tasks, now, chosen) if self._live else {}
@@ -449,9 +449,9 @@ class Explainer:
     def _sleeps(
         self, tasks: TaskTable, now: TaskState, chosen: Rows
     ) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """Return address and sleep of tasks that may have a fixed target.
+        """Return address and sleep of the tasks that may have a fixed target.
 
-        :return: Values by index in *chosen*.
+        :return: Maps the index in *chosen* to the address and :attr:`_Fixed.sleep`.
         """
         own = np.flatnonzero(are_any(now.classes[chosen], _OWN_CLASSES))
         rows = chosen[own]
@@ -465,14 +465,15 @@ class Explainer:
     ) -> WaitTarget | None:
         """Return the fixed target of a task that sleeps on; ``None`` if not known.
 
-        It was found while the task slept, or ran later: then this is another sleep.
+        If the columns :data:`_SLEEP` have changed, the task has run, and may have
+        another target.
         """
         fixed = self._fixed.get(address)
         if fixed is None or fixed.sleep != sleep:
             return None
         if fixed.timer is None:
             return fixed.on
-        # The clock that the timer is by may have been set.
+        # The clock of the timer may have been set since.
         try:
             ends = ends_at(context, fixed.timer.expires_ns, fixed.timer.base)
         except UNREADABLE:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Work items that tasks wait for: who is on them, or why they have not begun."""
+"""Work items that tasks wait for: the workers on them, or why they have not begun."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -81,7 +81,7 @@ _MAX_WORK = 1 << 16
 """Maximum number of work items on one list."""
 
 _NAME_BYTES = 32
-"""``WQ_NAME_LEN``, which was 24 before 2024."""
+"""``WQ_NAME_LEN``, which was 24 before v6.9."""
 
 
 class Work(Struct, frozen=True):
@@ -208,7 +208,7 @@ class WorkFlushes:
 
     @cached_property
     def flushed(self) -> dict[int, Flushed]:
-        """Maps each ``struct wq_flusher``, on a task's stack, to its workqueue."""
+        """Maps addresses of ``struct wq_flusher``, on tasks' stacks, to workqueues."""
         head = self._layout.symbol("workqueues")
         if head is None or not self._layout.has("wq_flusher", "done"):
             return {}
@@ -273,7 +273,7 @@ class WorkFlushes:
 
 @per_context
 def workqueues(context: LockContext) -> WorkFlushes:
-    """Return the reader of the workqueues of a context."""
+    """Return the reader of the flushes of work items and workqueues of a context."""
     return WorkFlushes(
         context.layout,
         kernel_threads(context),
@@ -391,7 +391,7 @@ class BesideWork(Struct, frozen=True):
 
 
 class WorkBeside:
-    """Finds work items by address; reads all that are known once."""
+    """Finds work items by address; reads all queued and executed ones once."""
 
     def __init__(
         self, layout: Layout, pools: WorkPools, delays: WorkDelays, losses: LossLog
@@ -443,7 +443,7 @@ class WorkBeside:
 
     @cached_property
     def _known(self) -> dict[int, Worker | WorkItem | DelayedWork]:
-        """Maps the addresses of work items to what is known of each."""
+        """Maps a work item's address to its worker if executed, or to its record."""
         known: dict[int, Worker | WorkItem | DelayedWork] = {}
         for work in self._offline():
             known[work.work] = work
@@ -482,9 +482,9 @@ def work_beside(context: LockContext) -> WorkBeside:
 
 # --- Finds the workers that write back the inodes of a backing device.
 #
-# fs/fs-writeback.c: sync and others queue their wish, wake the work item of the device,
+# fs/fs-writeback.c: sync and others queue a request, queue the work item of the device,
 # wb_workfn(), and wait on bdi->wb_waitq. A device has one such work item, and one more
-# for each control group with pages of it.
+# for each control group with pages of the device.
 
 
 class Writeback(Struct, frozen=True):
@@ -494,7 +494,7 @@ class Writeback(Struct, frozen=True):
     """Name of the device, as ``254:0``."""
 
     workers: tuple[int, ...]
-    """The ``struct task_struct`` of the workers that write."""
+    """Addresses of the ``struct task_struct`` of the workers that write."""
 
     delay: Delay | None
     """Why the work has not begun, if no worker writes and it is queued."""
@@ -504,7 +504,7 @@ def writeback(context: LockContext, head: int) -> Iterator[Holder]:
     """
     Yield the workers that a waiter on a queue of a backing device waits for.
 
-    They are ``likely``: with control groups, they may write back others' pages.
+    All are ``likely``: they may write back pages of another control group.
 
     :param head: Address of a ``struct wait_queue_head``.
     """
@@ -534,7 +534,7 @@ def writeback_text(context: LockContext, head: int) -> str | None:
 
 @per_context
 def _known(context: LockContext) -> dict[int, Writeback | None]:
-    """Maps wait queues to the writeback that they are of."""
+    """Maps the address of a wait queue to its writeback; ``None`` if it has none."""
     return {}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kernel threads, pools of workers, and what delays work (kernel/workqueue.c)."""
+"""Kernel threads, pools of workers, and reasons why work items have not begun."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -76,7 +76,9 @@ class KernelThreads:
 
     def is_making(self, completion: int, limit: int, stack_bytes: int) -> bool:
         """
-        Return whether kthreadd handles a request: its stack has a pointer to that.
+        Return whether kthreadd handles a request to create a thread.
+
+        If so, its stack has a pointer to the request.
 
         :param completion: Address of the completion of the request.
         :param limit: Maximum number of pointers to try.
@@ -125,15 +127,15 @@ _INACTIVE, _PWQ = 1 << 1, 1 << 2
 (``WORK_STRUCT_PWQ``)."""
 
 _FLAG_BITS = ("WORK_STRUCT_PWQ_SHIFT", "WORK_STRUCT_FLAG_BITS")
-"""Bits of the flags: the first name since "workqueue: Implement disable/enable for
-(delayed) work items" (in v6.10)."""
+"""Names of the number of flag bits in ``work_struct.data``: the first name since
+"workqueue: Implement disable/enable for (delayed) work items" (in v6.10)."""
 
 _USUAL_FLAG_BITS = 8
 
 IDLE, PREP, INTENSIVE = 1 << 2, 1 << 3, 1 << 6
 UNBOUND, REBOUND = 1 << 7, 1 << 8
 NOT_RUNNING = PREP | INTENSIVE | UNBOUND | REBOUND
-"""Bits of ``worker.flags``; the last are those of a worker that is not counted in
+"""Bits of ``worker.flags``; a worker with any bit of ``NOT_RUNNING`` is not counted in
 ``nr_running`` (``WORKER_NOT_RUNNING``)."""
 
 _POOL_FLAGS = {
@@ -141,8 +143,8 @@ _POOL_FLAGS = {
     "POOL_MANAGER_ACTIVE": 1 << 0,
     "POOL_DISASSOCIATED": 1 << 2,
 }
-"""Bits of ``worker_pool.flags`` where the kernel has no names for them: "workqueue:
-Implement BH workqueues to eventually replace tasklets" (in v6.9) moved them."""
+"""Bits of ``worker_pool.flags`` before "workqueue: Implement BH workqueues to
+eventually replace tasklets" (in v6.9) added POOL_BH and moved the others."""
 
 _POOL = {
     "cpu": ("cpu",),
@@ -170,13 +172,13 @@ class Pool(Struct, frozen=True):
     node: int | None
     flags: int
     progress: int
-    """Jiffies when a worker last took a work item, or the list was empty before."""
+    """Jiffies when a worker last took a work item, or the empty list got its first."""
 
     running: int
     workers: int
     idle: int
     manager: int
-    """Address of the ``struct worker`` that makes others; 0 if none does."""
+    """Address of the ``struct worker`` that creates other workers; 0 if none does."""
 
     attrs: int
     is_pending: bool
@@ -401,7 +403,7 @@ class WorkPools:
     def part(self, address: int) -> PoolQueue:
         """Read a ``struct pool_workqueue``.
 
-        :raises UNREADABLE: if it cannot be read, or is none
+        :raises UNREADABLE: if it cannot be read, or is no ``struct pool_workqueue``
         """
         layout, name = self._layout, "pool_workqueue"
         if address < KERNEL_HALF:
@@ -489,7 +491,7 @@ class WorkPools:
 
     @cached_property
     def barrier_function(self) -> int | None:
-        """Address of the function of barriers, which flushes queue."""
+        """Address of the function of barriers, which are queued by flushes."""
         return self._layout.symbol("wq_barrier_func")
 
     def waiter(self, item: WorkItem) -> int | None:
@@ -528,7 +530,7 @@ class Delay(Struct, frozen=True):
 
     text: str
     holders: tuple[Holder, ...] = ()
-    """The workers that keep it waiting; empty if nobody is to do it."""
+    """The workers that keep it waiting; empty if no worker does."""
 
 
 class WorkDelays:
@@ -564,7 +566,7 @@ class WorkDelays:
         reached = f"max_active {limit:,} of {queue.name} is reached"
         workers = list(self._on(part))
         if not workers:
-            # What is active is on the pool, but no worker has begun it either.
+            # The active work items are on the pool, but no worker has begun any.
             delay = self.of_pool(self._pools.pools[part.pool])
             return Delay(f"{reached}; {delay.text}", delay.holders)
         # Any one of several workers may end the wait.
@@ -656,5 +658,5 @@ def pool_name(pool: Pool) -> str:
 
 @per_context
 def work_delays(context: LockContext) -> WorkDelays:
-    """Return what explains work items that have not begun, for a context."""
+    """Return the explainer of work items of a context that have not begun."""
     return WorkDelays(context.layout, work_pools(context), context.losses)

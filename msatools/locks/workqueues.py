@@ -84,13 +84,13 @@ def stalled_pools(
     context: LockContext, ages_ns: Sequence[int] | None = None
 ) -> tuple[WorkPool, ...]:
     """
-    Return the pools with work pending of which none was begun for long.
+    Return the pools that have pending work, and have begun none for the kernel's limit.
 
-    As long as the kernel's own watchdog for workqueues waits, which is 30 s by default.
-    Only the pools themselves are read if there are none.
+    That is the limit of the kernel's workqueue watchdog, 30 s by default. If no pool is
+    stalled, only the pools themselves are read.
 
     :param ages_ns: Time since each task of the context entered its state, by row.
-    :return: Those with the longest delay first; none, with a loss, if unknown.
+    :return: The pools, the longest delay first; empty if unknown.
     """
     try:
         lister = _Lister(context, ages_ns)
@@ -136,7 +136,7 @@ class _Lister:
             return None
 
     def _limit_s(self) -> int:
-        """Return the kernel's own limit, in seconds."""
+        """Return the seconds after which the kernel calls a pool stalled."""
         try:
             limit = int(find_variable(self._context.reader.prog, "wq_watchdog_thresh"))
         except LOST:
@@ -144,7 +144,7 @@ class _Lister:
         return limit or _WATCHDOG_S
 
     def _since_ns(self, count: int | None) -> int | None:
-        """Return the time since jiffies had a value; ``None`` if unknown."""
+        """Return the time since jiffies had the value *count*; ``None`` if unknown."""
         now = self._context.monotonic_ns
         if count is None or self._jiffies is None or now is None:
             return None
@@ -152,7 +152,7 @@ class _Lister:
         return None if moment is None else max(0, now - moment)
 
     def is_stalled(self, pool: Pool) -> bool:
-        """Return whether work has been pending for long, and none was begun."""
+        """Return whether work is pending, and none was begun for the kernel's limit."""
         age = self._since_ns(pool.progress) if pool.is_pending else None
         return age is not None and age >= self.stalled_after_ns
 
