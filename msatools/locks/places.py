@@ -48,6 +48,10 @@ class SlabObject(Struct, frozen=True):
         return self.start + self.size
 
 
+MAX_OBJECT = 8192
+"""``KMALLOC_MAX_CACHE_SIZE``: maximum bytes of a slab object."""
+
+
 class Slabs:
     """Finds slab objects; reads each cache once."""
 

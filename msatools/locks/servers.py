@@ -16,7 +16,7 @@ from msatools.kernel.reader import Addresses, distinct, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import read_structs
 from msatools.locks.context import BlockedTask, LockContext, per_context
-from msatools.locks.places import Slabs
+from msatools.locks.places import MAX_OBJECT, Slabs
 from msatools.locks.report import Holder, Lock
 from msatools.locks.storage import file_system_type, super_blocks
 from msatools.locks.struct_reader import Layout, OwnStack
@@ -37,9 +37,6 @@ from msatools.tasks.table import TaskTable
 _TYPES = ("fuse", "fuseblk", "virtiofs")
 _FUSE_CLIENTS = ("request_wait_answer", "fuse_", "__fuse_", "virtio_fs_")
 _SERVER = "fuse_dev_"
-_MAX_OBJECT = 8192
-"""KMALLOC_MAX_CACHE_SIZE: maximum size of a slab object."""
-
 _MAX_LIKELY = 64
 """Maximum number of threads with the device open to report."""
 
@@ -186,7 +183,7 @@ class Fuse:
     def _object(self, address: int) -> tuple[int, Addresses] | None:
         """Read the slab object that contains an address: its start and its words."""
         found = self._slabs.find(address)
-        if found is None or found.size > _MAX_OBJECT:
+        if found is None or found.size > MAX_OBJECT:
             return None
         return found.start, self._layout.reader.words(found.start, found.size // 8)
 

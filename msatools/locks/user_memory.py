@@ -3,7 +3,6 @@
 """Reads the memory of processes, and files in the page cache."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import drgn
 from drgn.helpers.linux.mm import access_remote_vm
@@ -157,7 +156,11 @@ class SharedFile(Struct, frozen=True):
     """``inode.i_sequence``, as in keys of futexes; 0 if the file never had a futex."""
 
 
-class UserMapping(NamedTuple):
+_EXECUTABLE = 4
+"""``VM_EXEC``."""
+
+
+class UserMapping(Struct, frozen=True):
     """A ``struct vm_area_struct``."""
 
     start: int
@@ -167,6 +170,8 @@ class UserMapping(NamedTuple):
 
     file: int
     """Address of the ``struct file``; 0 if it maps no file."""
+
+    executable: bool
 
     def file_offset(self, address: int) -> int:
         """Return the offset of an address in the file."""
@@ -180,9 +185,10 @@ def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
     vma = find_mapping(layout, mm, address)
     if not vma:
         return None
-    names = ("vm_start", "vm_end", "vm_pgoff", "vm_file")
-    start, end, page, file = layout.members(vma, "vm_area_struct", *names)
-    return UserMapping(start, end, page * layout.page_size, file)
+    names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
+    start, end, page, file, flags = layout.members(vma, "vm_area_struct", *names)
+    offset = page * layout.page_size
+    return UserMapping(start, end, offset, file, bool(flags & _EXECUTABLE))
 
 
 class UserMemory:

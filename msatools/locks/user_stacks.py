@@ -21,7 +21,7 @@ from msatools.kernel.reader import PAGE, decode_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.locks.context import LockContext, per_context
 from msatools.locks.report import Herd, UserFrame
-from msatools.locks.user_memory import FilePages, find_mapping, user_memory
+from msatools.locks.user_memory import FilePages, UserMapping, mapping_at, user_memory
 from msatools.program.arch import arch_of
 from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.load import ELF64_SYM
@@ -305,9 +305,6 @@ _MAX_LOOKUPS = 256
 _MAX_PROGRAMS = 16
 """Maximum number of programs whose symbols are kept, as they may be large."""
 
-_EXECUTABLE = 1 << 2
-"""``VM_EXEC``."""
-
 _Identity = tuple[object, ...]
 """Identity of a program: addresses of its ``struct file``, inode and mapping; path."""
 
@@ -318,18 +315,6 @@ class Registers(NamedTuple):
     ip: int
     sp: int
     fp: int
-
-
-class CodeMapping(Struct, frozen=True):
-    """A VMA that a return address may point into."""
-
-    start: int
-    end: int
-    offset: int
-    """Offset of its start in the file, in bytes."""
-
-    file: int
-    executable: bool
 
 
 class UserStacks:
@@ -388,22 +373,15 @@ class UserStacks:
             return None
         return Registers(int(calls.ip[0]), int(calls.sp[0]), int(calls.fp[0]))
 
-    def mapping(self, mm: int, address: int) -> CodeMapping | None:
+    def mapping(self, mm: int, address: int) -> UserMapping | None:
         """Return the mapping at an address; ``None`` if nothing is mapped there."""
-        layout = self._context.layout
-        vma = find_mapping(layout, mm, address)
-        if not vma:
-            return None
-        names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
-        start, end, page, file, flags = layout.members(vma, "vm_area_struct", *names)
-        offset = page * layout.page_size
-        return CodeMapping(start, end, offset, file, bool(flags & _EXECUTABLE))
+        return mapping_at(self._context.layout, mm, address)
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         """Read user memory; ``None`` if it cannot be read."""
         return user_memory(self._context).read(mm, address, size)
 
-    def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
+    def is_behind_call(self, mapping: UserMapping, address: int) -> bool:
         """Return whether an address follows a call instruction."""
         offset = address - mapping.start + mapping.offset
         arch = arch_of(self._context.reader.prog)
@@ -414,13 +392,13 @@ class UserStacks:
             return False
         return arch.ends_with_call(code)
 
-    def has_symbols(self, mapping: CodeMapping) -> bool:
+    def has_symbols(self, mapping: UserMapping) -> bool:
         """Return whether symbols of a file were found; :meth:`frame` looks for them."""
         path = self._context.path_of_file(mapping.file)
         return self._program(mapping.file, path).has_symbols
 
     def frame(
-        self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
+        self, mm: int, mapping: UserMapping, address: int, back: int, guess: bool
     ) -> UserFrame:
         """Return the frame of an address in the code of a program or library.
 
@@ -467,11 +445,11 @@ def user_stacks(context: LockContext) -> UserStacks:
 class _Memory(Protocol):
     """The memory of processes, as :class:`UserStacks` reads it."""
 
-    def mapping(self, mm: int, address: int) -> CodeMapping | None: ...
+    def mapping(self, mm: int, address: int) -> UserMapping | None: ...
     def read(self, mm: int, address: int, size: int) -> bytes | None: ...
-    def is_behind_call(self, mapping: CodeMapping, address: int) -> bool: ...
+    def is_behind_call(self, mapping: UserMapping, address: int) -> bool: ...
     def frame(
-        self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
+        self, mm: int, mapping: UserMapping, address: int, back: int, guess: bool
     ) -> UserFrame: ...
 
 
@@ -489,7 +467,7 @@ class _Stack:
         self._memory = memory
         self._mm = mm
         self._registers = registers
-        self._mappings: list[CodeMapping] = []
+        self._mappings: list[UserMapping] = []
         self._lookups = 0
 
     def frames(self) -> Iterator[UserFrame]:
@@ -548,7 +526,7 @@ class _Stack:
             pointer = following
         return frozenset(indexes), pointer == 0 and bool(indexes)
 
-    def _code(self, address: int) -> CodeMapping | None:
+    def _code(self, address: int) -> UserMapping | None:
         """Return the mapping of code of a file at an address; ``None`` if not found."""
         if not PAGE <= address < KERNEL_HALF:
             return None

@@ -15,10 +15,11 @@ from msatools.kernel.reader import U32, U64, decode_string, unsigned
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.walks import list_records
 from msatools.locks.context import LockContext, per_context
-from msatools.locks.places import Slabs
+from msatools.locks.places import MAX_OBJECT, Slabs
 from msatools.locks.report import Holder, OwnerConfidence
 from msatools.locks.struct_reader import Layout
 from msatools.locks.workers import (
+    NAME_BYTES,
     Delay,
     KernelThreads,
     WorkDelays,
@@ -79,9 +80,6 @@ def name_of_work(pools: WorkPools, worker: Worker) -> str:
 
 _MAX_WORK = 1 << 16
 """Maximum number of work items on one list."""
-
-_NAME_BYTES = 32
-"""``WQ_NAME_LEN``, which was 24 before v6.9."""
 
 
 class Work(Struct, frozen=True):
@@ -216,7 +214,7 @@ class WorkFlushes:
         node, name = offset(wq, "list"), offset(wq, "name")
         color, first = offset(wq, "flush_color"), offset(wq, "first_flusher")
         lists = (offset(wq, "flusher_queue"), offset(wq, "flusher_overflow"))
-        size = max(node, name, color, first, *lists) + _NAME_BYTES
+        size = max(node, name, color, first, *lists) + NAME_BYTES
         by_flusher: dict[int, Flushed] = {}
         for address, data in list_records(
             self._layout.reader, head, node, size, self._losses, "workqueues"
@@ -225,7 +223,7 @@ class WorkFlushes:
             if not flusher:
                 continue
             (flush_color,) = U32.unpack_from(data, color)
-            text = decode_string(data[name : name + _NAME_BYTES])
+            text = decode_string(data[name : name + NAME_BYTES])
             queue = Flushed(address, text, flush_color)
             by_flusher[flusher] = queue
             for head_offset in lists:
@@ -372,9 +370,6 @@ def _delayed(layout: Layout, cpu: int, timer: int, expires: int) -> DelayedWork:
 _ON_STACK = 512
 """Maximum distance on a stack, in bytes."""
 
-_MAX_OBJECT = 8192
-"""Maximum bytes of a slab object."""
-
 
 class BesideWork(Struct, frozen=True):
     """A work item beside a completion."""
@@ -419,7 +414,7 @@ class WorkBeside:
             confidence = "likely"
         else:
             found = self._slabs.find(address)
-            if found is None or found.size > _MAX_OBJECT:
+            if found is None or found.size > MAX_OBJECT:
                 return None
             bounds, confidence = (found.start, found.end), "evidence"
         near = [work for work in self._known if bounds[0] <= work < bounds[1]]

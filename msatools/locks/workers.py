@@ -118,7 +118,7 @@ _MAX_POOLS = 1 << 16
 _MAX_WORKS = 1 << 16
 """Maximum number of work items to count on one list."""
 
-_NAME_BYTES = 32
+NAME_BYTES = 32
 """``WQ_NAME_LEN``, which was 24 before v6.9."""
 
 _INACTIVE, _PWQ = 1 << 1, 1 << 2
@@ -475,7 +475,7 @@ class WorkPools:
         limit = layout.offset(wq, "max_active", "saved_max_active")
         return WorkqueueRecord(
             address=address,
-            name=decode_string(data[name : name + _NAME_BYTES]),
+            name=decode_string(data[name : name + NAME_BYTES]),
             flags=unsigned(data, layout.offset(wq, "flags"), 4),
             max_active=unsigned(data, limit, 4),
             rescuer=unsigned(data, layout.offset(wq, "rescuer"), 8),

@@ -10,7 +10,8 @@ import struct
 import pytest
 
 from msatools.locks.report import UserFrame
-from msatools.locks.user_stacks import CodeMapping, Registers, frames_of_stack
+from msatools.locks.user_memory import UserMapping
+from msatools.locks.user_stacks import Registers, frames_of_stack
 from msatools.program.arch import Arm64, ends_with_call
 
 CODE, STACK, PAGE = 0x400000, 0x7FFF0000, 4096
@@ -24,23 +25,23 @@ class Memory:
     def __init__(self, *words: int) -> None:
         self._data = struct.pack(f"<{len(words)}Q", *words).ljust(PAGE, b"\0")
 
-    def mapping(self, mm: int, address: int) -> CodeMapping | None:
+    def mapping(self, mm: int, address: int) -> UserMapping | None:
         file = 1 << 63 | 64
         if CODE <= address < CODE + PAGE:
-            return CodeMapping(CODE, CODE + PAGE, 0, file, executable=True)
+            return UserMapping(CODE, CODE + PAGE, 0, file, executable=True)
         if STACK <= address < STACK + PAGE:
-            return CodeMapping(STACK, STACK + PAGE, 0, 0, executable=False)
+            return UserMapping(STACK, STACK + PAGE, 0, 0, executable=False)
         return None
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         start = address - STACK
         return self._data[start : start + size] if 0 <= start < PAGE else None
 
-    def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
+    def is_behind_call(self, mapping: UserMapping, address: int) -> bool:
         return address in CALLS
 
     def frame(
-        self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
+        self, mm: int, mapping: UserMapping, address: int, back: int, guess: bool
     ) -> UserFrame:
         return UserFrame(function=None, offset=address, module=None, guess=guess)
 
