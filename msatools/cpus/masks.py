@@ -122,8 +122,7 @@ _MANAGED_IRQ = ("HK_TYPE_MANAGED_IRQ",)
 
 
 class CpuMasks(Struct, frozen=True):
-    """The kernel's CPU masks; ``None`` if the kernel lacks a mask, or it is unreadable.
-    """
+    """The kernel's CPU masks; ``None`` if the kernel lacks a mask, or it is unreadable."""
 
     possible: Cpus
     """CPUs that can ever be online."""
