@@ -209,7 +209,7 @@ def read_counters(
 def _read_faults(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> dict[str, Counts | None]:
-    """Read page faults; the kernel adds those of a CPU that goes offline to another's."""
+    """Read page faults; a CPU that goes offline hands its counts over to another."""
     try:
         numbers = enumerators(reader.prog, "enum vm_event_item")
         members = {name: (f"event[{numbers[name]}]",) for name in _EVENTS}
@@ -468,5 +468,5 @@ def _grown_idle(
 
 
 def _missing(known: Columns, grown: Columns) -> set[str]:
-    """Return the columns in which a CPU's count was known before, but not its growth."""
+    """Return the columns in which a CPU's count was known before, its growth is not."""
     return {name for name in grown if (known[name].known & ~grown[name].known).any()}

@@ -291,7 +291,7 @@ def _idle_cpus(known: Known) -> list[int]:
 
 
 def _weight(task: RunnableTask) -> str:
-    """Return the policy or nice value that sets a fair task's share; empty if default."""
+    """Return the policy or nice value of a fair task as text; empty if default."""
     if task.policy == "IDLE":
         return " (SCHED_IDLE)"
     return f" (nice {task.nice})" if task.nice else ""

@@ -446,7 +446,7 @@ class HeldCpus:
 
 
 def _policy(task: RunnableTask | None) -> str | None:
-    """Return the policy of a realtime or deadline task as ``FIFO 50``, else ``None``."""
+    """Return the policy of a realtime or deadline task, ``FIFO 50``; else ``None``."""
     if task is None or task.sched_class not in ("realtime", "deadline"):
         return None
     if task.rt_priority is None:

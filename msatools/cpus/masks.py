@@ -122,7 +122,7 @@ _MANAGED_IRQ = ("HK_TYPE_MANAGED_IRQ",)
 
 
 class CpuMasks(Struct, frozen=True):
-    """The kernel's CPU masks; ``None`` if the kernel lacks a mask, or it is unreadable."""
+    """The kernel's CPU masks; ``None`` for one that it lacks, or that is unreadable."""
 
     possible: Cpus
     """CPUs that can ever be online."""

@@ -311,8 +311,8 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _placed(self) -> Booleans:
-        """Whether each thread is assigned to sets: it is alive, no per-CPU kernel thread,
-        and its cpuset is known."""
+        """Whether each thread is assigned to sets: it is alive, its cpuset is known,
+        and it is no per-CPU kernel thread."""
         placed = self._alive & ~self._percpu
         if self.cpusets.paths:
             placed &= self.cpusets.index != UNKNOWN
@@ -325,14 +325,14 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _partition(self) -> Numbers:
-        """Number of the innermost valid partition of each thread, or 0 for the default."""
+        """Number of each thread's innermost valid partition; 0 for the default set."""
         last = np.array([chain[-1] for chain in self._chains] or [0], np.intp)
         return last[self._cpuset]
 
     @cached_property
     def _bound(self) -> Booleans:
-        """Whether each thread may only run on CPUs of the command line's sets, and is in
-        no partition."""
+        """Whether each thread may only run on CPUs of the command line's sets, and is
+        in no partition."""
         bound = self._placed & self._by_thread(self._on_boot)
         return _both(bound, self._partition == 0)
 

@@ -75,7 +75,7 @@ def make_plan(
 
 
 def _others(chosen: Cpus, cpus: Sequence[Cpu], sets: Sequence[CpuSet]) -> Cpus:
-    """Return the online CPUs without a set that are left; raise as :func:`make_plan`."""
+    """Return the online CPUs of the default set that are left, after all checks."""
     by_number = {cpu.cpu: cpu for cpu in cpus}
     missing = [cpu for cpu in chosen if cpu not in by_number]
     if missing:

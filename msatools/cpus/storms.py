@@ -136,7 +136,7 @@ class WorkSources:
         return self._named(function) if function else None
 
     def _named(self, address: int) -> str | None:
-        """Return a function's name with its module; ``None`` if no function is there."""
+        """Return a function's name with its module; ``None`` if none is there."""
         return self._text.named(address) if self._text.name(address) else None
 
     def work(self, cpu: int) -> tuple[int, int, int]:
@@ -458,7 +458,7 @@ class Storms:
                 )
 
     def _callbacks(self) -> Iterator[Storm]:
-        """Yield the storms of RCU callbacks that wait on a CPU, most of one function."""
+        """Yield the storms of RCU callbacks on a CPU, most of one function."""
         members = {"length": ("cblist.len",)}
         try:
             addresses = self._percpu.addresses("rcu_data")

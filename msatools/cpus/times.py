@@ -110,7 +110,7 @@ _TRIES = 4
 
 
 class IdleState(Struct, frozen=True):
-    """Idle time of each CPU that the kernel has counted, and its current idle period."""
+    """Each CPU's idle time that the kernel has counted, and its current idle period."""
 
     idle: Counts
     """Nanoseconds idle while no task that was last on the CPU waited for I/O."""
