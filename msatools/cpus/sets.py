@@ -398,7 +398,7 @@ def read_sets(
 
 
 def with_reason(one: CpuSet, online: Collection[int]) -> CpuSet:
-    """Add a reason to an invalid partition that has none, if all its CPUs are offline."""
+    """Add a reason to an invalid partition that has none, if its CPUs are offline."""
     asked = {*(one.asked or ())}
     if one.kind != "invalid" or one.reason or not asked or asked & {*online}:
         return one
