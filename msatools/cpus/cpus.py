@@ -512,7 +512,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
 
 
 def with_host(queue: RunQueue, stalls: Stalls) -> RunQueue:
-    """Correct ``lag_why`` of a CPU that is late with interrupts on: its host is why."""
+    """Set ``lag_why`` of a CPU to its host if it is late although interrupts are on."""
     is_host = any(each.cpu == queue.cpu and each.why == "host" for each in stalls.cpus)
     if queue.lag_why != "interrupts off" or not is_host:
         return queue

@@ -77,10 +77,7 @@ class _Callers(Struct, frozen=True):
     """Offset of each CPU's per-CPU variables."""
 
     def find(self, call: int, cpu: int) -> int | None:
-        """Return the CPU that has asked *cpu* to run a call; ``None`` if unknown.
-
-        :param call: Address of the structure of the call.
-        """
+        """Return the CPU that asked *cpu* to run the call at an address, if known."""
         for other, start in self.stacks.items():
             if start <= call < start + self.stack_bytes:
                 return other
@@ -181,10 +178,7 @@ def _queued(
     name: Callable[[int], str | None],
     losses: LossLog,
 ) -> Iterator[tuple[CrossCall, int]]:
-    """Yield each call in a list of a CPU, with the address of the call's structure.
-
-    :param head: Address of the list's head.
-    """
+    """Yield each call in the list at *head*, with the address of its structure."""
     try:
         call = int(reader.words(head, 1)[0])
         for _ in range(_MAX_QUEUE):
@@ -318,10 +312,7 @@ def _awaited(
     name: Callable[[int], str | None],
     losses: LossLog,
 ) -> int:
-    """Return the argument of ``multi_cpu_stop()`` if a CPU's works include it; else 0.
-
-    :param head: Address of the list's head; *first* is that of its first node.
-    """
+    """Return the argument of ``multi_cpu_stop()`` if it is in a CPU's works; else 0."""
     node = first
     try:
         for _ in range(_MAX_WORKS):
@@ -339,10 +330,7 @@ def _awaited(
 def _read_data(
     reader: Reader, address: int, name: Callable[[int], str | None], losses: LossLog
 ) -> tuple[str | None, str | None]:
-    """Return the function that runs while CPUs are stopped, and their current step.
-
-    :param address: Of the ``struct multi_stop_data``; 0 if unknown.
-    """
+    """Return the function that runs while CPUs are stopped, and their current step."""
     if not address:
         return None, None
     try:

@@ -26,13 +26,14 @@ MOST = 0.5
 """Minimum share of all device interrupts on one CPU that is uneven."""
 
 _UNEVEN = 4 / 3
-"""Minimum ratio of such a share to an even one: one of two CPUs always has half."""
+"""Minimum ratio of the share to an even one: one of two CPUs always has half or more.
+"""
 
 MANY = 100
-"""Minimum number of device interrupts in an interval for shares to mean something."""
+"""Minimum number of device interrupts in an interval for a share to be uneven."""
 
 MANY_SINCE_BOOT = 2_000
-"""The same since boot: the boot alone causes some hundred, of the disk on few CPUs."""
+"""Minimum number since boot: the boot causes some hundred, of the disk on few CPUs."""
 
 _TIMERS = ("timer", "arch_timer")
 """Interrupts of clocks, which do not count as devices': the PIT ticks for the whole
@@ -444,8 +445,7 @@ def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
 
 
 def _elsewhere(irqs: Sequence[Irq], others: set[int]) -> str | None:
-    """Return the command that moves interrupts to CPUs that are not isolated; ``None``
-    if there are no such CPUs."""
+    """Return advice to move interrupts to *others*, CPUs that are not isolated."""
     movable = [irq for irq in irqs if not irq.managed]
     if not movable:
         return "the kernel places these itself: boot with isolcpus=managed_irq,LIST"

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Examine CPUs that are late or hold others up: what they run, and what they wait for.
-
-The evidence is their stacks and registers in a dump, and the spinlocks they spin for.
-"""
+"""Examine CPUs that are late or hold others up: stack, registers, wanted spinlock."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -318,7 +315,6 @@ class HeldCpus:
     ) -> dict[int, HeldCpu]:
         """Examine some CPUs, and the CPUs of the owners of locks that they spin for.
 
-        :param dogs: When the detector of soft lockups last ran on each CPU.
         :param late: Delay of the timer interrupt in ns, by CPU.
         :param calls: Functions that CPUs have not run yet for others.
         :return: The evidence by CPU.

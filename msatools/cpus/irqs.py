@@ -249,7 +249,7 @@ class IrqTable(Struct, frozen=True):
 
     @property
     def placed(self) -> Booleans:
-        """Whether it is of a device, has a handler, and comes on a CPU itself."""
+        """Whether it is of a device, has a handler, and is not nested in another."""
         return self.device & self.handled & ~self.nested
 
     @property
@@ -489,10 +489,7 @@ class _Bits:
 
 
 def _find(reader: Reader, losses: LossLog) -> tuple[Addresses, Structs]:
-    """Find and read every ``struct irq_desc``, and drop damaged ones.
-
-    :return: Their addresses and members.
-    """
+    """Return address and members of every ``struct irq_desc`` that is not damaged."""
     entries = _entries(reader, losses)
     irqs = np.array([irq for irq, _, _ in entries], np.uint64)
     addresses = np.array([address for _, _, address in entries], np.uint64)
@@ -535,8 +532,7 @@ def _chained(prog: drgn.Program) -> int:
 
 
 def _primaries(prog: drgn.Program) -> list[int]:
-    """Return the addresses of the handlers that only wake a thread
-    (kernel/irq/manage.c)."""
+    """Return the addresses of handlers that only wake a thread (see irq/manage.c)."""
     found = []
     for name in ("irq_default_primary_handler", "irq_nested_primary_handler"):
         with suppress(MissingError):
@@ -579,9 +575,6 @@ def _mask_addresses(
     """Return the address of each descriptor's mask of type ``cpumask_var_t``.
 
     That type is a pointer with CONFIG_CPUMASK_OFFSTACK, else the mask itself.
-
-    :param addresses: Addresses of the descriptors.
-    :param name: Column of *desc* with the pointers.
     """
     if is_pointer(find_type(prog, "cpumask_var_t")):
         pointers: Addresses = desc[name]

@@ -50,8 +50,7 @@ class RootDomains(Struct, frozen=True):
         return tuple(c for c in cpus if self.by_cpu.get(c) == self.unbalanced)
 
     def of(self, cpus: Cpus) -> Address | None:
-        """Return the one root domain of *cpus*, which are online; ``None`` if there
-        are several or none, or if it is unknown."""
+        """Return the root domain of some online CPUs, if they all have the same one."""
         domains = {self.by_cpu.get(cpu) for cpu in cpus}
         if len(domains) != 1:
             return None

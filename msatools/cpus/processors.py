@@ -256,8 +256,6 @@ def _step_names(
     """Return the names of *states*, as in /sys/devices/system/cpu/hotplug/states.
 
     States without a name there have the name of their enumerator.
-
-    :param steps: Values of ``enum cpuhp_state`` by enumerator.
     """
     known = {value: name for name, value in steps.items() if value in states}
     last = max(steps.values())
@@ -279,8 +277,6 @@ def _idle_states(
     """Return the name and number of each CPU's current idle state.
 
     The run queue points to the state while the CPU is in it (idle_set_state()).
-
-    :param addresses: ``rq.idle_state`` of each CPU; 0 if it is in none.
     """
     found: dict[int, tuple[str | None, int | None]] = {0: (None, None)}
     for address in set(addresses) - {0}:
@@ -397,9 +393,7 @@ def involuntary(
 def moves(
     tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
 ) -> Counts | None:
-    """Count the migrations of tasks by the CPU they were last on.
-
-    ``None`` if the kernel does not keep them.
+    """Count tasks' migrations by the CPU they were last on; ``None`` if not kept.
 
     :param cpus: CPUs of the result
     :param before: an earlier table, to count the migrations since then

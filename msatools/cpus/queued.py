@@ -198,8 +198,7 @@ def _read_queues(
 
 
 def _path(start: int, entities: dict[int, _Entity]) -> list[int]:
-    """Return the addresses of an entity and all its parents, up to the root group;
-    empty if one of them was not read."""
+    """Return an entity's and all its parents' addresses; empty if one was not read."""
     path: list[int] = []
     address = start
     while address:
@@ -318,10 +317,7 @@ def _is_limited(group: int, quotas: dict[int, int], parents: dict[int, int]) -> 
 
 
 def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Addresses:
-    """Return the address of a group's queue on each CPU; all 0 if the array is lost.
-
-    :param array: Address of the array of pointers, by CPU number.
-    """
+    """Return the address of a group's queue on each CPU; all 0 if the array is lost."""
     try:
         return reader.words(array, int(percpu.cpus.max()) + 1)[percpu.cpus]
     except UNREADABLE as error:
@@ -452,11 +448,7 @@ class _Walk:
         self._rt_lists = offset_of(find_type(prog, "struct rt_rq"), "active.queue")
 
     def tasks(self, rq: int, queues: Structs, row: int) -> Iterator[QueuedTask]:
-        """Yield the tasks of one run queue.
-
-        :param rq: Address of the ``struct rq``.
-        :param queues: The members of all, of which *row* has those of this one.
-        """
+        """Yield the tasks of the run queue at *rq*, whose members are in one row."""
         if self._stops[row]:
             yield QueuedTask(int(queues["stop"][row]), "stop")
         for address in self._deadline(rq, int(queues["deadline"][row])):
@@ -475,10 +467,7 @@ class _Walk:
                 yield QueuedTask(address, "ext")
 
     def _deadline(self, rq: int, root: int) -> list[int]:
-        """Return the addresses of deadline tasks, in the order of their deadlines.
-
-        :param root: Address of the root of the tree's nodes; 0 if the tree is empty.
-        """
+        """Return the addresses of deadline tasks, in the order of their deadlines."""
         if not root:
             return []
         tasks = []
@@ -523,8 +512,7 @@ class _Walk:
                     yield from self._realtime(below, self._heads(below), seen)
 
     def _group(self, entity: int) -> int:
-        """Return the address of a group's queue (``my_q``); 0 if the entity is of a
-        task, or unreadable."""
+        """Return the address of a group's queue; 0 for a task, or if unreadable."""
         if self._rt_group is None:
             return 0
         try:

@@ -133,10 +133,7 @@ class _Tasks:
 
 
 def waiters(tasks: TaskTable, now: TaskState) -> tuple[GracePeriodTask, ...]:
-    """Return the tasks that wait for a grace period, the longest wait first.
-
-    :param now: The stacks of *tasks*.
-    """
+    """Return the tasks that wait for a grace period, the longest wait first."""
     stacks = now.stacks
     by_stack = [_waits_in(stacks.names(stack)) for stack in stacks.unique]
     letter = letters(tasks).tolist()

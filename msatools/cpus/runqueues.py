@@ -418,10 +418,7 @@ def _waiting(
     runs: int,
     cpu: int,
 ) -> tuple[RunnableTask, ...]:
-    """Return the tasks that wait for a CPU, the next to run first.
-
-    :param runs: Address of the task that the CPU runs.
-    """
+    """Return the tasks that wait for a CPU that runs *runs*, the next to run first."""
 
     def turn(task: QueuedTask) -> tuple[object, ...]:
         # The sort is stable: tasks of other classes are in order already.

@@ -64,10 +64,7 @@ def functions_text(calls: Sequence[CrossCall]) -> str:
 
 
 def starved_text(held: HeldCpu) -> str:
-    """Return the threads of softirqs and RCU that a CPU's task keeps from running.
-
-    Empty if a task without a realtime policy runs in the kernel.
-    """
+    """Return threads of softirqs and RCU that realtime or user mode keeps waiting."""
     if not held.starved or (held.policy is None and held.mode != "user"):
         return ""
     return f", and {', '.join(held.starved[:_NAMED])} could not run"

@@ -146,10 +146,7 @@ class GracePeriodHolders:
     def _keeps_from_running(
         self, thread: GracePeriodTask | None
     ) -> tuple[StallCause, str] | None:
-        """Return the cause that keeps RCU's thread from running, and a text.
-
-        ``None`` if the thread was active lately, or the cause is not found.
-        """
+        """Return what keeps RCU's thread from running, and a text; ``None`` if nothing."""
         if thread is None or (thread.wait_ns or 0) < _QUIET_NS:
             return None
         blocker = self._chains.runs_instead(thread)

@@ -82,8 +82,7 @@ class CpuReader:
         )
 
     def name(self, address: int) -> str | None:
-        """Return the function at an address, without suffixes of the compiler; ``None``
-        if not found."""
+        """Return the function at an address without compiler suffixes, if found."""
         found = self.text.name(address)
         return None if found is None else found.partition(".")[0]
 
@@ -103,8 +102,7 @@ class CpuReader:
     def delay(self, cpu: int) -> int | None:
         """Return by how long a CPU's timer interrupt is late, in ns.
 
-        :return: Below 0 if it is not due yet; ``None`` if unknown, or for an offline
-            CPU.
+        :return: Below 0 if it is not due yet; ``None`` if unknown, or if it is offline.
         """
         if cpu not in self.online:
             return None
@@ -355,10 +353,7 @@ def _wheel(
 def _first(
     reader: Reader, base: int, pending: Addresses, name: Callable[[int], str | None]
 ) -> str | None:
-    """Return the function of a base's timer that expires first; ``None`` if not found.
-
-    :param pending: The base's bit map of buckets that have timers.
-    """
+    """Return the function of a base's timer that expires first, if it is found."""
     offset = find_offset(find_type(reader.prog, "struct timer_base"), ("vectors",))
     if offset is None:
         return None

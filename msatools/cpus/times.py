@@ -69,10 +69,7 @@ def counts(values: npt.NDArray[Any], known: Booleans) -> Counts:
 
 
 def total(parts: Iterable[Counts]) -> Counts | None:
-    """Sum up the parts by CPU; ``None`` if there are no parts.
-
-    The sum is known if all parts are.
-    """
+    """Sum up the parts by CPU, known if all parts are; ``None`` if there are none."""
     all_parts = list(parts)
     return reduce(Counts.__add__, all_parts) if all_parts else None
 
@@ -116,7 +113,7 @@ class IdleState(Struct, frozen=True):
     """Nanoseconds idle while no task that was last on the CPU waited for I/O."""
 
     iowait: Counts
-    """Nanoseconds idle while such a task waited."""
+    """Nanoseconds idle while a task that was last on the CPU waited for I/O."""
 
     since: Numbers
     """CLOCK_MONOTONIC at the start of the current idle period; 0 if not idle."""
@@ -156,8 +153,7 @@ class TickRecords(Struct, frozen=True):
     readable: Booleans
 
     def words(self, member: str) -> Addresses | None:
-        """Return a member of 64 bits, one value for each CPU; ``None`` if the kernel
-        does not have it."""
+        """Return each CPU's member of 64 bits; ``None`` if the kernel has none."""
         offset = find_offset(self.type_, (member,))
         return None if offset is None else column(self.records, offset)
 
@@ -415,10 +411,8 @@ def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
 def _read_due(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[int | None, ...]:
-    """Return the CLOCK_MONOTONIC at which each CPU's next timer interrupt is due.
-
-    ``None`` if none is, if unreadable, or without high resolution timers.
-    """
+    """Return when each CPU's next timer interrupt is due; ``None`` if unknown, or if
+    none is, as without high resolution timers."""
     name = "struct hrtimer_cpu_base"
     type_ = find_type(reader.prog, name)
     addresses = percpu.addresses("hrtimer_bases")
@@ -552,8 +546,7 @@ def uncounted_times(
 
 
 def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs | None:
-    """Read which CPUs count time at kernel entries and exits; ``None`` if the kernel
-    has no such accounting."""
+    """Read which CPUs count time at kernel entries and exits; ``None`` if none can."""
     # Check the member first: the first lookup of a missing symbol takes long.
     if not find_type(reader.prog, "struct task_struct").has_member("vtime"):
         return None

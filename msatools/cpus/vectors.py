@@ -157,8 +157,7 @@ class Vectors(Struct, frozen=True):
 
     @property
     def calls(self) -> Counts | None:
-        """Each CPU's interrupts for function calls; ``None`` if the kernel does not
-        count them."""
+        """Each CPU's interrupts for function calls; ``None`` if not counted."""
         return self.counts.get(self.calls_name)
 
     @property
@@ -170,8 +169,7 @@ class Vectors(Struct, frozen=True):
 
 
 def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
-    """Read the counts of all kinds that this kernel keeps; empty except on x86 and
-    arm64."""
+    """Read the counts of all kinds that this kernel keeps: on x86 and arm64 only."""
     ipis = read_ipis(reader, percpu, losses)
     if ipis.counts:
         return Vectors(ipis.counts, {}, ipis.texts, ipis.calls or CALLS)
@@ -218,10 +216,7 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
 
 
 def _for_all(reader: Reader, kind: _Kind, losses: LossLog) -> dict[str, int]:
-    """Read a count of all CPUs, by its kind's name; empty if unknown.
-
-    It is an ``atomic_t``, whose variable BTF does not describe.
-    """
+    """Return a kind's count for all CPUs: an ``atomic_t``, which is not in BTF."""
     try:
         address = find_symbol(reader.prog, kind.member).address
         return {kind.name: int.from_bytes(reader.read(address, 4), "little")}

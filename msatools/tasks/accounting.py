@@ -40,7 +40,7 @@ BOUND_NS = 10_000_000
 """Maximum difference of CPUs' clocks: one tick, by which an idle CPU's may lag."""
 
 UNSTABLE_BOUND_NS = 100_000_000
-"""The same with unstable clocks: each CPU's clock stops one tick after its last tick
+"""Maximum difference of unstable clocks: each stops one tick after its CPU's last tick
 (sched_clock_local()). An emulated CPU may have no tick for any length of time; this is
 a few times the worst measured: 17 ms, in a guest with the HPET as clock source."""
 
@@ -235,8 +235,7 @@ def read_delay(reader: Reader, address: int) -> Mapping[str, Any]:
 
 
 def _have(reader: Reader, tasks: TaskTable) -> Booleans:
-    """Return which threads still have the delays that were read: free_task() frees
-    them."""
+    """Return which threads still own the delays that were read, see free_task()."""
     if not reader.is_live:
         return np.ones(len(tasks), np.bool_)
     kept = tasks["delays"] != 0
@@ -288,7 +287,7 @@ class Processes(Struct, frozen=True):
     threads of a process."""
 
     known: Booleans
-    """Whether the process still existed and could be read; others are zero if not."""
+    """Whether the process still existed and could be read; the rest is zero if not."""
 
     nr_threads: Counts
     """Number of threads that have not been reaped, including a dead leader."""
@@ -333,8 +332,8 @@ def read_processes(reader: Reader, tasks: TaskTable, losses: LossLog) -> Process
 def read_reaped(reader: Reader, tasks: TaskTable, losses: LossLog) -> ProcessSums:
     """Read the sums over each process's reaped children, and the children they reaped.
 
-    Times are scaled to the CPU time. All values are zero if unreadable:
-    :func:`read_processes` has counted the loss.
+    Times are scaled to the CPU time. All values are zero if unreadable, which
+    :func:`read_processes` counts.
     """
     signals = read_structs(
         reader,
@@ -501,13 +500,11 @@ def _resident(
     numbers: dict[str, int],
     losses: LossLog,
 ) -> tuple[_Pages, _Pages]:
-    """Return the resident pages of each address space: by the counters alone, and with
-    their cached parts.
+    """Return each space's resident pages by counters alone, and with cached parts.
 
     A single counter can be below zero, which the kernel takes for zero.
 
     :param index: Row in *spaces* of each task's address space.
-    :param numbers: Values of ``MM_…`` enumerators: the index of each counter.
     """
     counters = np.stack([spaces[name].astype(np.int64) for name in _RESIDENT])
     counted = _sum(counters)

@@ -113,8 +113,6 @@ def comm_text(value: bytes) -> str:
 
 
 _MAX_NAME = 128
-"""Maximum length of a full name."""
-
 _KTHREAD: Members = {
     "data": ("data",),
     # "kthread: dynamically allocate memory to store kthread's full name" (in v5.17)
@@ -175,8 +173,7 @@ class KernelNames:
         losses.lose(Loss.NAMES, count=aside.lost.total())
 
     def _unknown(self, tasks: TaskTable, rows: _Rows) -> _Rows:
-        """Return the rows of threads whose names have to be read; name the others from
-        the cache.
+        """Return the rows of threads whose names have to be read; name the others.
 
         The long name of a thread is fixed when it is created.
         """
@@ -219,10 +216,7 @@ class KernelNames:
     def _fill_long(
         self, tasks: TaskTable, rows: _Rows, names: Addresses, aside: LossLog
     ) -> None:
-        """Write the names that are longer than ``comm`` into *tasks*.
-
-        :param names: Address of the full name of each thread of *rows*; 0 if none.
-        """
+        """Write long names into *tasks*; *names* has their addresses, 0 for others."""
         has = np.flatnonzero(names)
         for row, pointer in zip(rows[has].tolist(), names[has].tolist(), strict=True):
             thread = int(tasks["address"][row]), int(tasks["start_ns"][row])
@@ -238,11 +232,8 @@ class KernelNames:
     def _fill_workers(
         self, tasks: TaskTable, rows: _Rows, workers: Addresses, aside: LossLog
     ) -> None:
-        """Append to the names of workers their current (``+``) or last (``-``) work, as
-        wq_worker_comm() does.
-
-        :param workers: Address of the ``struct worker`` of each thread of *rows*.
-        """
+        """Append their current (``+``) or last (``-``) work to the names of workers, as
+        wq_worker_comm() does."""
         members: Members = {
             "task": ("task",),
             "pool": ("pool",),
@@ -454,8 +445,7 @@ def read_task_namespaces(
 def _addresses(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> dict[str, Addresses]:
-    """Return the address of each thread's namespace, by kind; kinds that this kernel
-    lacks are absent."""
+    """Return the address of each thread's namespace, by kind."""
     found: dict[str, Addresses] = {}
     if tasks.has("thread_pid"):
         pids = tasks["thread_pid"].astype(np.uint64)
@@ -477,12 +467,7 @@ def _inodes(
     count: int,
     losses: LossLog,
 ) -> Inodes:
-    """Return the inode number of each thread's namespace of one kind.
-
-    :param type_name: The type of that kind of namespace.
-    :param addresses: The namespace of each thread; ``None`` if the kernel lacks them.
-    :param count: Number of threads.
-    """
+    """Return the inode number of each thread's namespace of one kind."""
     unknown = np.full(count, UNKNOWN, np.int64)
     if addresses is None:
         return unknown
@@ -504,8 +489,8 @@ _CONTAINER = re.compile(r"(?:^|[-_:.])([0-9a-f]{64})(?:$|\.)")
 
 
 class Membership(Struct, frozen=True):
-    """The control groups, containers and namespaces whose threads are wanted: any group
-    and any container and any namespace of those listed; ``None`` for all."""
+    """Which threads are wanted: those in one of the groups, one of the containers and
+    one of the namespaces; ``None`` for any."""
 
     cgroups: tuple[str, ...] | None = None
     """Paths of groups as in /proc/PID/cgroup, which include all groups below; ``*``,

@@ -110,8 +110,6 @@ class PreemptCounts:
         """Return whether a CPU was in an interrupt other than an NMI.
 
         An NMI, by which a crashing kernel stops CPUs, adds 1 to both counts.
-
-        :param count: The preempt count of the CPU.
         """
         if not count >> min(_HARDIRQ_SHIFTS):
             # Looking for a variable that is missing takes long.
@@ -287,8 +285,7 @@ def _cpus(leaves: _Leaves, mask: str) -> tuple[int, ...]:
 def _blocking(
     reader: Reader, leaves: _Leaves, expedited: bool, losses: LossLog
 ) -> tuple[list[int], list[int]]:
-    """Return the addresses of the tasks that hold up the normal grace period, and those
-    that hold up the expedited one.
+    """Return the tasks that hold up the normal, and the expedited grace period.
 
     Without CONFIG_PREEMPT_RCU no task can.
     """

@@ -69,7 +69,7 @@ class TaskState(Struct, frozen=True, dict=True):
     """Members of :class:`AgeBound`."""
 
     stacks: Stacks
-    """Stacks of the threads off the CPU; threads on a CPU have :data:`.NO_STACK`."""
+    """Stacks of living threads off the CPU; others have :data:`.NO_STACK`."""
 
     waits: tuple[StackWait, ...]
     """The wait of each unique stack, in the order of ``stacks.unique``."""
@@ -188,7 +188,7 @@ def ages(
     stamped = lost if delays else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
         if tasks.has(column):
-            # Kernels have these only with schedstats; by the run queue's clock.
+            # Set only while schedstats are enabled; by the run queue's clock.
             start = tasks[column].astype(np.int64)
             kept = (start != 0) & stamped & asleep(tasks)
             age[kept] = (clocks.local_ns - start)[kept]
@@ -298,8 +298,7 @@ class Sampler:
         :data:`USUAL_SHARE`.
     :param bound_ns: Maximum difference of the CPUs' clocks, in ns.
     :param read: Reads the table of threads; by default of all.
-    :param on_code: Returns whether the page fault of each thread of given rows is on
-        code.
+    :param on_code: Returns for given rows whether the threads' page faults are on code.
     """
 
     def __init__(
@@ -340,8 +339,7 @@ class Sampler:
         return max(1 / self._hz, self._cost_s / self._share)
 
     def sample(self) -> TaskSample:
-        """Read all threads; unwind the stacks of those that may have run since the last
-        sample."""
+        """Read all threads; unwind the stacks that may be new since the last sample."""
         began_s, began_ns = time.process_time(), time.monotonic_ns()
         tasks = self._walk()
         row = self._unswitched(tasks)
@@ -393,11 +391,7 @@ class Sampler:
     def _code_faults(
         self, tasks: TaskTable, now: TaskState, clocks: Clocks, row: Rows
     ) -> Booleans:
-        """Return which threads' page faults are on code; threads that sleep on keep the
-        answer of the last sample.
-
-        :param row: Each thread's row in the last sample, if it sleeps on.
-        """
+        """Return which threads' page faults are on code; sleepers keep their result."""
         on_code = np.zeros(len(tasks), np.bool_)
         faults = are_any(now.slept_in, (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
@@ -444,7 +438,6 @@ class Sampler:
     def _refresh(self, tasks: TaskTable, row: Rows) -> tuple[TaskTable, Rows, Booleans]:
         """Read in batches the stacks that may have changed, and their threads again.
 
-        :param row: Each thread's row in the last sample, if it sleeps on.
         :return: The threads that still exist, their rows in the last sample, and which
             of them did not run while their stacks were read.
         """
@@ -480,8 +473,7 @@ class Sampler:
     def _decoded_again(
         self, tasks: TaskTable, rows: Rows, again: Sequence[tuple[int, bytes]]
     ) -> tuple[TaskTable, Booleans]:
-        """Return the table of threads that were read again and still exist, and which
-        threads of *rows* these are.
+        """Return the threads that were read again and still exist, and which they are.
 
         The memory of an ended thread may have been reused.
 
@@ -565,8 +557,7 @@ class _Collector(StackCollector):
 
         :param tasks: Addresses of their ``struct task_struct``.
         :param stacks: ``task_struct.stack`` of each; 0 if it has none.
-        :return: Number of context switches of each just before its stack was read; -1
-            if unreadable.
+        :return: Each thread's context switches before the read; -1 if unreadable.
         """
         switches = [-1] * len(tasks)
         for row, (address, stack) in enumerate(zip(tasks, stacks, strict=True)):
@@ -626,8 +617,7 @@ class _Stacks:
         return list(self._index), tuple(self._waits)
 
     def add(self, seen: TaskState) -> Indices:
-        """Add the stacks that are new; return the index of each of
-        ``seen.stacks.unique``."""
+        """Add the new ones of ``seen.stacks.unique``; return the index of each."""
         for stack, wait in zip(seen.stacks.unique, seen.waits, strict=True):
             if stack not in self._index:
                 self._index[stack] = len(self._waits)
@@ -635,11 +625,7 @@ class _Stacks:
         return np.array([self._index[stack] for stack in seen.stacks.unique], np.int32)
 
     def forget(self, index: Indices) -> Indices:
-        """Forget unused stacks if there are many.
-
-        :param index: Index of each thread's stack; the others are unused.
-        :return: The new index of each thread's stack.
-        """
+        """Forget unused stacks if there are many; return each thread's new index."""
         if len(self._waits) <= _SPARE_STACKS:
             return index
         used, index_of_used = np.unique(np.append(index, 0), return_inverse=True)
@@ -652,7 +638,6 @@ class _Stacks:
 
 
 def _is_whole(stacks: Stacks) -> Booleans:
-    """Return whether each thread's stack leads to its outermost frame: one that changed
-    while it was read may not."""
+    """Return whether each thread's stack was unwound to its outermost frame."""
     whole = np.array([stack.end in _WHOLE for stack in stacks.unique], np.bool_)
     return whole[stacks.index]

@@ -43,8 +43,7 @@ _AT_ONCE = 1024
 """Number of stacks in memory at a time: usually 100 KiB, 16 MiB if all are full."""
 
 MAX_ASKED = 256
-"""Maximum number of stacks that drgn unwinds where ORC cannot: each takes milliseconds.
-"""
+"""Maximum number of stacks that drgn unwinds where ORC cannot: each takes some ms."""
 
 
 class Stack(Struct, frozen=True):
@@ -260,10 +259,7 @@ class StackCollector:
 def _intern(
     frames: Frames, found: Stacks, indices: dict[Stack, int], start: int
 ) -> None:
-    """Set ``found.index`` of each stack from row *start* on, and add new stacks.
-
-    :param indices: Index of each stack that is in *found*.
-    """
+    """Set ``found.index`` of each stack from row *start* on, and add new stacks."""
     count = len(frames.ends)
     bits = np.packbits(frames.interrupted, axis=1)
     tail = np.stack([frames.ends, frames.guessed.astype(np.uint8)], 1)

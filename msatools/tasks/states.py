@@ -100,8 +100,8 @@ def loads(tasks: TaskTable) -> Booleans:
 def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
     """Return which threads are frozen, by a control group or by a system suspend."""
     addresses = tasks["address"].astype(np.uint64)
-    # By cgroup v2: do_freezer_trap(). ``frozen`` alone is also set while a task waits
-    # for its child of vfork() or is stopped, which counts when its group is frozen.
+    # By cgroup v2: do_freezer_trap(). ``frozen`` alone is not enough: it is also set
+    # while a task waits for its child of vfork(), or is stopped.
     frozen: Booleans = (tasks["jobctl"] & TRAP_FREEZE) != 0
     frozen &= (tasks["state"] & INTERRUPTIBLE) != 0
     if frozen.any():
@@ -287,11 +287,9 @@ def _by_deadline(entity: drgn.Object) -> Throttle:
 def _by_group(
     reader: Reader, address: int, cpu: int, now_ns: int, losses: LossLog
 ) -> Throttle:
-    """Return the throttle by the group whose quota is used up: the queue's, or the
-    nearest one above it.
+    """Return the throttle by the group of a queue, or by the next one above it that is.
 
     :param address: Address of the ``struct cfs_rq`` that the task is on.
-    :param cpu: The CPU of that queue.
     """
     own = object_at(reader.prog, "struct cfs_rq", address)
     for group, queue in _groups(own, cpu):

@@ -208,8 +208,7 @@ def _architecture(prog: drgn.Program) -> drgn.Architecture:
 
 
 def _bytes_at_top(prog: drgn.Program) -> int:
-    """Return the size of the registers at the end of a stack, with the largest padding;
-    0 on an unknown architecture."""
+    """Return the size of the registers at the end of a stack, with padding; or 0."""
     arch = _architecture(prog)
     if arch not in (drgn.Architecture.X86_64, drgn.Architecture.AARCH64):
         return 0

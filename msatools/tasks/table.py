@@ -49,11 +49,9 @@ _SHARED = "msatools.shared_tasks"
 """Key in ``Program.cache`` of the table of :func:`tasks_read_once`."""
 
 _BATCH = 256
-"""Number of tasks, of some 5 KiB each, that are read before they are reduced to their
-columns."""
+"""Number of tasks, of some 5 KiB each, that are read and reduced to columns at once."""
 
-# Columns, their numpy types, and their members of struct task_struct: the first that a
-# kernel has counts.
+# Columns, their numpy types, and their members, of which the first that exists counts.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pid": ("i4", ("pid",)),
     "tgid": ("i4", ("tgid",)),
@@ -334,8 +332,7 @@ class TaskReader:
         others: Callable[[Sequence[int], Records], Iterable[int]],
         losses: LossLog,
     ) -> TaskTable:
-        """Read the tasks at some addresses, then all threads of further processes, each
-        thread once.
+        """Read the tasks at some addresses, then all threads of some other processes.
 
         :param others: Called with the addresses and columns of the tasks read so far;
             returns addresses of threads whose processes are to be read.
@@ -391,11 +388,7 @@ class TaskReader:
     def _other_threads(
         self, leader: int, data: bytes, seen: set[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield address and memory of a process's threads other than the leader.
-
-        :param data: Memory of the leader.
-        :param seen: Addresses that were read before, to which those read are added.
-        """
+        """Yield address and memory of a process's threads other than the leader."""
         (signal,) = U64.unpack_from(data, self._offsets["signal"])
         threads = signal + self._thread_head
         (following,) = U64.unpack_from(data, self._thread_node)
@@ -483,8 +476,7 @@ def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
 
 
 def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the column of the CPU affinity mask, as ``_COLUMNS``; empty if the number
-    of CPUs is unknown.
+    """Return the column of the CPU affinity mask; empty if the CPU count is unknown.
 
     /proc/PID/status shows this mask. While migration is disabled, ``cpus_ptr`` points
     to a narrower mask.
@@ -501,8 +493,7 @@ def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
 def _field(
     task: drgn.Type, members: tuple[str, ...], column: np.dtype[Any]
 ) -> tuple[int, np.dtype[Any]] | None:
-    """Return offset and format of the first of *members* that exists; ``None`` if none
-    does.
+    """Return offset and format of the first of *members* that exists, else ``None``.
 
     An integer has the format of its type, which may be narrower than the column:
     ``on_cpu`` and ``on_rq`` are a byte each in v7.2. Other members are cut to the

@@ -83,8 +83,7 @@ class KernelText:
         return self._generated.find(address)
 
     def named(self, address: int) -> str:
-        """Return the name of the function at an address, with its module; the address
-        in hexadecimal if not found."""
+        """Return a function with its module by address; if unknown, the address."""
         name, module = self.name(address), self.module_name(address)
         text = name or f"{address:#x}"
         return text if module is None else f"{text} [{module}]"
@@ -144,8 +143,7 @@ class KernelText:
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
-    """Return a sort key of symbols at one address: the best is a function's, global and
-    short."""
+    """Return a sort key of symbols at one address: the best is a global function's."""
     return (
         not _BORDER.fullmatch(symbol.name),
         symbol.kind == drgn.SymbolKind.FUNC,
@@ -441,8 +439,7 @@ class Orc:
         return self._format.rule(*found) if found else None
 
     def _in_kernel(self, pc: int) -> tuple[int, int, int] | None:
-        """Return an entry of the kernel's table; ``None`` if none applies, or it is
-        lost."""
+        """Return the kernel's entry that applies at *pc*; ``None`` if none, or lost."""
         try:
             try:
                 return self._kernel.find(pc)
@@ -460,8 +457,7 @@ class Orc:
         if code is None:
             return None
         if code.template:
-            # The code was copied from a template in the kernel's text: see
-            # orc_ftrace_find() of arch/x86/kernel/unwind_orc.c.
+            # The code is a copy of a template: orc_ftrace_find() of x86's unwind_orc.c.
             found = self._in_kernel(code.template + pc - code.start)
             return self._format.rule(*found) if found else None
         if code.name == OPTIMISED_PROBES and self._calls_probe(pc):

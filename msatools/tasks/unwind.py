@@ -88,8 +88,6 @@ class StackMemory(Struct, frozen=True):
         """
         Read one word of each of some stacks.
 
-        :param rows: The stacks.
-        :param addresses: Address of the word in each.
         :return: The words, and whether each address is in its stack; the word is 0 if
             not.
         """
@@ -166,8 +164,7 @@ def read_stacks(
     Read each stack from the saved stack pointer to its end.
 
     :param stacks: ``task_struct.stack``, the lowest address; 0 if there is no stack.
-    :param saved: The saved stack pointers; or one row of registers for each stack, with
-        the stack pointer first.
+    :param saved: The saved stack pointers, or rows of registers that begin with them.
     """
     saved = saved.reshape(len(stacks), -1)
     pointers = np.ascontiguousarray(saved[:, 0])
@@ -242,10 +239,7 @@ class OneState(Struct):
 def unwind_one(
     memory: ReadsWords, state: OneState, rule_of: Callable[[int], FrameRule]
 ) -> OneStack:
-    """Unwind a stack until it ends; *state* is changed.
-
-    :param rule_of: Returns the rule for an address of code.
-    """
+    """Unwind a stack from *state*, which is changed, to its end."""
     pcs: list[int] = []
     interrupted: list[bool] = []
     end, guessed = End.LOST, False
@@ -316,8 +310,7 @@ class Frames(Struct, frozen=True):
     """Program counters; 0 past the end of a stack. Shape (stacks, frames)."""
 
     interrupted: Flags
-    """Whether each frame was left by an exception: its pc is no return address. Shape
-    (stacks, frames)."""
+    """Whether each frame was left by an exception: its pc is no return address."""
 
     ends: npt.NDArray[np.uint8]
     """How each stack ends: members of :class:`End`."""
@@ -418,11 +411,7 @@ class Unwinder:
         )
 
     def unwind_one(self, words: list[int], saved: tuple[int, ...]) -> OneStack:
-        """Unwind one stack.
-
-        :param words: The words from the saved stack pointer to the end of the stack.
-        :param saved: The saved stack pointer alone.
-        """
+        """Unwind one stack; *words* start at the saved stack pointer, *saved*."""
         if not words:
             return OneStack([], [], End.NONE, False)
         (base,) = saved
@@ -538,9 +527,8 @@ def thread_start(prog: drgn.Program) -> int:
 
 
 _KERNEL_BITS = 0xFFF0_0000_0000_0000
-"""Bits that are set in every kernel address, if addresses have at most 52 bits. A
-signature (pointer authentication) replaces them, if the kernel does not export its
-mask (KERNELPACMASK)."""
+"""Bits that are set in every kernel address of up to 52 bits; taken for the mask of
+signatures (pointer authentication) if the kernel does not export KERNELPACMASK."""
 
 _OF_REGISTERS = 2
 """FRAME_META_TYPE_PT_REGS."""
@@ -685,10 +673,7 @@ class FrameRecords:
         self, memory: OneMemory, fp: int, above: int, pc: int
     ) -> tuple[int, int, bool] | End:
         """Return the caller's frame pointer and program counter, and whether it was
-        interrupted; or how the stack ends.
-
-        :param above: First word of the frame record at *fp*; *pc* is its second word.
-        """
+        interrupted; or how the stack ends. *above* and *pc* are the record at *fp*."""
         offsets = self._offsets
         saved_fp = memory.read(fp + offsets.fp) or 0
         saved_pc = memory.read(fp + offsets.pc) or 0

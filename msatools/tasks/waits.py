@@ -458,10 +458,7 @@ MEMORY = frozenset({TaskClass.FLT, TaskClass.SWP, TaskClass.RCL})
 
 
 def function_text(name: str | None, module: str | None) -> str | None:
-    """Return a function with its module as in the kernel's log: ``f [module]``.
-
-    ``None`` if the function is unknown.
-    """
+    """Return a function with its module, ``f [module]``; ``None`` if it is unknown."""
     return f"{name} [{module}]" if name and module else name
 
 
@@ -493,10 +490,7 @@ _CALL = re.compile(
 
 
 class _WaitNames:
-    """Maps names of functions to classes.
-
-    :param table: Names by class, as in ``WAITS``; a trailing * matches any suffix.
-    """
+    """Maps names of functions to classes, by a table such as ``WAITS``."""
 
     def __init__(self, table: dict[TaskClass, str]) -> None:
         self._exact: dict[str, TaskClass] = {}
