@@ -146,7 +146,7 @@ class GracePeriodHolders:
     def _keeps_from_running(
         self, thread: GracePeriodTask | None
     ) -> tuple[StallCause, str] | None:
-        """Return what keeps RCU's thread from running, and a text; ``None`` if nothing."""
+        """Return what keeps RCU's thread from running, and a text, if anything does."""
         if thread is None or (thread.wait_ns or 0) < _QUIET_NS:
             return None
         blocker = self._chains.runs_instead(thread)
