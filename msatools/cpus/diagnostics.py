@@ -48,10 +48,10 @@ class BusiestCpu(Struct, frozen=True):
     """Share of all interrupts of devices."""
 
     irq: Irq
-    """Its most frequent interrupt."""
+    """The interrupt that came most often on that CPU."""
 
     is_uneven: bool
-    """Whether the share is much more than an even one."""
+    """Whether the share is much larger than an even share."""
 
     @property
     def text(self) -> str:

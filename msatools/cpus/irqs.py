@@ -225,8 +225,8 @@ class IrqTable(Struct, frozen=True):
     """Whether a write to /proc/irq/N/smp_affinity moves it."""
 
     started: Booleans
-    """Whether it is started; a managed one is shut down while no CPU of its affinity is
-    online."""
+    """Whether it is started; a managed interrupt is shut down while no CPU of its
+    affinity is online."""
 
     disabled: Booleans
     """Whether it is started, but disabled: by disable_irq(), or by the kernel because
@@ -265,7 +265,7 @@ class IrqTable(Struct, frozen=True):
 
 
 def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
-    """Read all interrupts; note those that cannot be read."""
+    """Read all interrupts; those that cannot be read are counted as lost."""
     prog = reader.prog
     lost = losses.lost.total()
     addresses, desc = _find(reader, losses)
@@ -373,9 +373,9 @@ def route(
     """Add to each set the interrupts of devices that go, and may go, to its CPUs.
 
     Only interrupts with a handler and online CPUs count. An interrupt that is not
-    started, such as a managed one while no CPU of its affinity is online, may go but
-    does not go anywhere. An interrupt whose affinity was changed since it last occurred
-    does not go anywhere either: the kernel moves it when it next occurs on its old CPU.
+    started, such as a managed one while no CPU of its affinity is online, goes to no
+    CPU now. Nor does one whose affinity was changed since it last occurred: the kernel
+    moves it when it next occurs on its old CPU.
     """
     allowed = table.affinity & table.placed[:, None]
     routed = table.effective & (table.placed & table.started)[:, None]

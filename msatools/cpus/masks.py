@@ -41,7 +41,7 @@ class RootDomains(Struct, frozen=True):
 
     unbalanced: int | None
     """Address of ``def_root_domain``; ``None`` if not found, or if the kernel has not
-    built others yet."""
+    built other root domains yet."""
 
     def alone(self, cpus: Cpus) -> Cpus:
         """Return the CPUs of *cpus* that the scheduler does not balance."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""RCU's grace period, and who holds it up (kernel/rcu/tree.c, tree_plugin.h)."""
+"""RCU's grace period, and the tasks that wait for it (kernel/rcu/tree.c)."""
 
 from collections.abc import Sequence
 
@@ -156,7 +156,7 @@ class _StackWait(Struct, frozen=True):
     """The wait for a grace period that a stack shows."""
 
     function: str
-    """The outermost function that waits for one."""
+    """The outermost function on the stack that waits for a grace period."""
 
     is_expedited: bool
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the kernel counts of a thread or process: times, delays, children, memory."""
+"""Times and counts that the kernel keeps of threads: delays, children, memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -439,7 +439,7 @@ class TaskMemory(Struct, frozen=True):
 
     rss_counted_bytes: Bytes
     """Size of the resident pages without cached counts: as in /proc/PID/stat, and
-    before that commit also in status and statm."""
+    before commit 82241a83cd15 also in status and statm."""
 
 
 def read_memory(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskMemory:

@@ -66,7 +66,7 @@ class PreemptCounts:
         losses: LossLog,
     ) -> None:
         """
-        :param tasks: Returns the addresses of the CPUs' tasks, as ``PerCpu.cpus``.
+        :param tasks: Returns the address of each CPU's task, in the order of *percpu*.
         """
         self._reader = reader
         self._percpu = percpu

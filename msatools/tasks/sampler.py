@@ -414,7 +414,7 @@ class Sampler:
         return replace(clocks, local_ns=int(tasks["last_arrival_ns"].max()))
 
     def _walk(self) -> TaskTable:
-        """Read every thread; read again if a list changed meanwhile."""
+        """Read every thread; read all again if a list changed during the walk."""
         for left in reversed(range(_WALKS)):
             losses = LossLog()
             tasks = self._read(losses)

@@ -154,7 +154,7 @@ _MAX_DEPTH = 64
 """Maximum number of nested control groups."""
 
 UNLIMITED = (1 << 64) - 1
-"""RUNTIME_INF: the quota of a group without one."""
+"""RUNTIME_INF: the value of ``quota`` in a group that has no quota."""
 
 Rows = npt.NDArray[np.intp]
 

@@ -519,8 +519,8 @@ class Orc:
         """
         Return which rows are entries, not terminators.
 
-        The terminator of an object file may have the address of the next one's first
-        entry.
+        The terminator of an object file may have the address of the first entry of the
+        next file.
         """
         flags, inverse = np.unique(table["flags"], return_inverse=True)
         known = [
@@ -574,7 +574,7 @@ class End(IntEnum):
     """At the function that the thread started in."""
 
     LOST = 3
-    """Too early: the next frame cannot be found."""
+    """Before the outermost frame: the next one cannot be found."""
 
     UNSUPPORTED = 4
     """At a frame that needs a register that was not saved."""

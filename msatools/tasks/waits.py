@@ -2,8 +2,8 @@
 
 """What a task waits for, by the functions on its stack.
 
-The table of the kernel's functions that wait is here: a function that a new kernel adds
-is a line in it.
+Also the tables of the kernel's functions that wait: a function that a new kernel adds
+is to be added there.
 """
 
 import re
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 
 class TaskClass(IntEnum):
-    """What a task does, or from LCK on what it waits for; output has the names."""
+    """What a task is doing now; the names appear in the output."""
 
     CPU = 0
     """It runs; on a live kernel its mode is unknown."""
@@ -32,49 +32,49 @@ class TaskClass(IntEnum):
     LAT = 4
     """It waits for a CPU."""
     LCK = 5
-    """A futex."""
+    """It waits for a futex."""
     KLK = 6
-    """A lock, or another thread's work, within the kernel."""
+    """It waits for a lock, or another thread's work, within the kernel."""
     FLK = 7
-    """A lock on a file."""
+    """It waits for a lock on a file."""
     POL = 8
-    """Events: poll, select, epoll; a virtual CPU that is halted."""
+    """It waits for events (poll, select, epoll), or is a virtual CPU that is halted."""
     FLT = 9
-    """A page fault."""
+    """It waits in a page fault."""
     SWP = 10
-    """A page that was swapped out."""
+    """It waits for a page that was swapped out."""
     RCL = 11
-    """Memory reclaim, or the limit of its memory cgroup."""
+    """It waits for memory reclaim, or by the limit of its memory cgroup."""
     DSK = 12
-    """A disk, a local or network file system, or another device."""
+    """It waits for a disk, a local or network file system, or another device."""
     PIP = 13
-    """Data of a pipe or of a pipe-like file."""
+    """It waits for data of a pipe or of a pipe-like file."""
     NET = 14
-    """A socket."""
+    """It waits for a socket."""
     TMR = 15
-    """A time to pass."""
+    """It waits for a time to pass."""
     WAI = 16
-    """Another process."""
+    """It waits for another process."""
     SIG = 17
-    """A signal."""
+    """It waits for a signal."""
     IPC = 18
-    """A message queue or semaphore of System V or POSIX, or Binder."""
+    """It waits for a message queue or semaphore of System V or POSIX, or Binder."""
     TTY = 19
-    """A terminal."""
+    """It waits for a terminal."""
     URG = 20
-    """io_uring."""
+    """It waits for io_uring."""
     KTW = 21
-    """A kernel thread that waits for work."""
+    """It is a kernel thread that waits for work."""
     STP = 22
-    """Nothing: it is stopped or frozen."""
+    """It is stopped or frozen."""
     TRC = 23
-    """Its tracer."""
+    """It waits for its tracer."""
     ZMB = 24
-    """Nothing: it is dead."""
+    """It is dead."""
     OTH = 25
-    """Something else, or unknown."""
+    """It waits for something else, or its class is unknown."""
     WAK = 26
-    """Nothing: it is being woken and is not on a run queue yet."""
+    """It is being woken and is not on a run queue yet."""
 
 
 RUNNABLE = (
