@@ -254,7 +254,7 @@ def read_run_queues(
         if not rq.readable[row]:
             continue
         runs, running = int(rq["curr"][row]), int(rq["running"][row])
-        # In a zeroed page both pointers are NULL.
+        # In a zeroed page curr and idle are both NULL: that is no idle CPU.
         is_online, is_idle = cpu in online, 0 != runs == int(rq["idle"][row])
         current: RunnableTask | None = None
         if is_online and is_idle:

@@ -34,8 +34,8 @@ from msatools.reports.units import duration
 
 
 _QUIET_NS = 2_000_000_000
-"""Minimum time without activity from which on RCU's thread is kept from running: it
-wakes up several times a second while a grace period lasts."""
+"""Minimum time without activity of RCU's thread that means that it cannot run:
+it wakes up several times a second while a grace period lasts."""
 
 _NAMED = 4
 """Maximum number of readers for which there is a step."""

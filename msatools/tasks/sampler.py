@@ -349,7 +349,7 @@ class Sampler:
         clocks = self._clocks(tasks)
         took_ns = time.monotonic_ns() - began_ns
         changed = row == NOBODY
-        # A copy of all threads would take half a KiB each.
+        # If all have changed, none is copied: a copy takes half a KiB a thread.
         part = tasks if changed.all() else tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()

@@ -89,8 +89,8 @@ class KernelText:
         return text if module is None else f"{text} [{module}]"
 
     def unloaded(self, address: int) -> str | None:
-        """Return the module that was unloaded last, if its code may have been at an
-        address: there is none now. Else ``None``.
+        """Return the module that was unloaded last if its code may have been at an
+        address, as no module is there now; else ``None``.
 
         ``last_unloaded_module`` begins with its name (kernel/module/main.c). The guard
         page behind each loaded module was never part of any.
