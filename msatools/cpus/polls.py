@@ -41,7 +41,7 @@ _IRQ_STACK_BYTES = 16384
 _COUNTS: Members = {
     "processed": ("processed",),
     "dropped": ("dropped",),
-    # Two counters instead, by the parity of the NUMA node (seen in 7.3)
+    # Instead of ``dropped``, by the parity of the NUMA node (seen in 7.3)
     "even": ("drop_counters.drops0",),
     "odd": ("drop_counters.drops1",),
 }
