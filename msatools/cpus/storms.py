@@ -279,7 +279,7 @@ returns the source on a CPU."""
 
 
 class _Source(Struct, frozen=True):
-    """The function that makes the work, and the network device that it polls, if any."""
+    """The function that makes the work, and the network device it polls, if any."""
 
     function: str
     device: str | None = None
