@@ -3,7 +3,7 @@
 """Processor sets and the work of each CPU: msa-cpus.
 
 ``cpus`` collects a report of ``model``: sets, counters, interrupts, run queues.
-``stalls`` finds what stands still; ``plan`` says how to set CPUs apart.
+``stalls`` finds CPUs and grace periods without progress; ``plan`` sets CPUs apart.
 """
 
 __all__ = (

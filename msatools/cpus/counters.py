@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Per-CPU counters and times since boot, mpstat's columns, and their growth."""
+"""Per-CPU counters and times since boot (mpstat's columns), and their growth."""
 
 from collections.abc import Callable, Mapping
 
@@ -63,16 +63,16 @@ _QUEUE: Members = {
 _EVENTS = ("PGFAULT", "PGMAJFAULT")
 
 _TRIES = 8
-"""Maximum attempts to read times and vtime consistently on a running kernel."""
+"""Maximum attempts to read counted and pending times of one moment, if live."""
 
 _TIMES = (
     *("USER", "NICE", "SYSTEM", "IRQ", "SOFTIRQ"),
     *("IDLE", "IOWAIT", "STEAL", "GUEST", "GUEST_NICE"),
 )
-"""``CPUTIME_`` names, in nanoseconds."""
+"""Members of ``enum cpu_usage_stat`` without ``CPUTIME_``; all are in nanoseconds."""
 
 _NAPS: Members = {
-    # In struct kernel_cpustat as of v7.2; before, in struct tick_sched.
+    # Members of struct kernel_cpustat as of v7.2; before, of struct tick_sched.
     "idle": ("idle_elapse",),
     "since": ("idle_entrytime",),
     "stolen": ("idle_stealtime[0]",),
@@ -90,36 +90,36 @@ class CpuCounters(Struct, frozen=True):
     """Whether each CPU was online at the end."""
 
     taken_ns: int | None
-    """CLOCK_MONOTONIC at the end, as stored by the kernel: at most a tick too early,
+    """CLOCK_MONOTONIC at the end, as last stored by the kernel: at most a tick old,
     unless all CPUs were idle; ``None`` if unknown."""
 
     interval_ns: int | None
     """Length of the interval; ``None`` if since boot, or if unknown."""
 
     counts: Mapping[str, Counts]
-    """``faults``, ``mjf``, ``irqs`` (devices'), ``csw`` and ``runq`` (at the end)."""
+    """By name: ``faults``, ``mjf``, ``irqs`` (of devices), ``csw``, and ``runq``, which
+    is the length at the end."""
 
     times: Mapping[str, Counts]
     """Nanoseconds by the names of ``enum cpu_usage_stat`` without ``CPUTIME_``."""
 
     vectors: Vectors
     softirqs: Mapping[str, Counts]
-    """Counts by name, in the order of their numbers; 32 bits each."""
+    """Counts by softirq name, in the order of softirq numbers; 32 bits each."""
 
     def columns(self) -> dict[str, Counts | None]:
-        """Return the columns of :class:`~msatools.cpus.model.Cpu` that are counters.
+        """Return the counters of all CPUs by field of
+        :class:`~msatools.cpus.model.Cpu`; ``None`` if this kernel does not keep one.
 
-        ``None`` if this kernel does not keep a counter.
-
-        - ``minf``: faults without I/O: all less the major ones. Major faults are
+        - ``minf``: faults without I/O: all faults minus major ones. Major faults are
           counted before the I/O, all faults at the end, maybe on another CPU: a CPU's
           number may be off by a few.
         - ``xcal``: interrupts for function calls; x86 and arm64 only. One interrupt may
           bring several calls, and a polling idle CPU takes calls without an interrupt.
         - ``tlb``: function calls that flushed the TLB; x86 only. They are included in
           ``xcal``.
-        - ``intr``: as in /proc/stat, by CPU: on arm64 all interrupts; on x86 those of
-          devices and those of the CPU's own.
+        - ``intr``: as in /proc/stat, by CPU: on arm64 all interrupts; on x86 interrupts
+          of devices and of the CPU itself, such as its timer.
         - times: ``usr_ns`` and ``nice_ns`` are without guests' time; ``irq_ns`` is with
           softirqs.
         """
@@ -148,7 +148,7 @@ class CpuCounters(Struct, frozen=True):
         }
 
     def rows(self) -> dict[int, dict[str, int | None]]:
-        """Return the columns of :class:`~msatools.cpus.model.Cpu`, by CPU."""
+        """Return by CPU its counters, as :meth:`columns` names them."""
         columns = self.columns()
         return {
             cpu: {
@@ -159,7 +159,7 @@ class CpuCounters(Struct, frozen=True):
         }
 
     def vector_rows(self) -> tuple[Vector, ...]:
-        """Return the interrupts of the CPUs' own, in the order of /proc/interrupts."""
+        """Return the CPUs' own interrupts (not of devices), as in /proc/interrupts."""
         return vector_rows(self.vectors, self.cpus.tolist())
 
     def softirq_rows(self) -> tuple[Vector, ...]:
@@ -168,12 +168,12 @@ class CpuCounters(Struct, frozen=True):
 
 
 def _sum(first: Counts | None, second: Counts | None) -> Counts | None:
-    """Sum up those that are not ``None``."""
+    """Sum up the parts that are not ``None``; ``None`` if both are."""
     return total(part for part in (first, second) if part is not None)
 
 
 def _less(all_: Counts | None, part: Counts | None) -> Counts | None:
-    """Subtract a part; one that is ``None`` counts as 0."""
+    """Return *all_* minus *part*; a *part* of ``None`` counts as 0."""
     return all_ if all_ is None or part is None else all_.less(part)
 
 
@@ -209,7 +209,7 @@ def read_counters(
 def _read_faults(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> dict[str, Counts | None]:
-    """Read page faults; those of a CPU that goes offline are moved to another."""
+    """Read page faults; a CPU that goes offline hands its counts over to another."""
     try:
         numbers = enumerators(reader.prog, "enum vm_event_item")
         members = {name: (f"event[{numbers[name]}]",) for name in _EVENTS}
@@ -252,7 +252,7 @@ def _read_times(
     clocks: Clocks,
     losses: LossLog,
 ) -> tuple[dict[str, Counts], int | None]:
-    """Read the times, and CLOCK_MONOTONIC at their end."""
+    """Read the times by name, in ns, and CLOCK_MONOTONIC up to which they count."""
     index = enumerators(reader.prog, "enum cpu_usage_stat")
     members: Members = {
         **_NAPS,
@@ -276,7 +276,7 @@ def _read_times(
         naps = naps_of_ticks(ticks, online, times["IDLE"], times["IOWAIT"])
     else:
         naps = awake(times["IDLE"], times["IOWAIT"])
-    # Read last, so that it is not earlier than any stamp.
+    # The clock is read last, so that no stamp is later.
     taken = [*naps.since.tolist(), ticks.latest_ns if ticks else 0]
     now = monotonic_ns(reader, taken, losses)
     times["IDLE"], times["IOWAIT"] = idle_times(naps, waits, queues.readable, now)
@@ -286,9 +286,10 @@ def _read_times(
 def _read_stat(
     reader: Reader, percpu: PerCpu, members: Members, losses: LossLog
 ) -> tuple[Structs, Vtime | None]:
-    """Read the counted times, and the pending ones of running tasks (vtime).
+    """Read the counted times, and the pending times of running tasks (vtime).
 
-    Both have to be of one moment: time counted between two reads would be in neither.
+    Both have to be of one moment: pending time that the kernel counts between the two
+    reads would be in neither.
     """
     addresses = percpu.addresses("kernel_cpustat")
     vtime = read_vtime(reader, percpu, losses)
@@ -300,7 +301,8 @@ def _read_stat(
         again = read_vtime(reader, percpu, LossLog())
         if again is None or vtime.lasted_until(again):
             break
-        # A CPU that enters the kernel all the time has little pending time.
+        # After the last try the two may differ, but a CPU that changes them all the
+        # time, as it enters the kernel often, has little pending time.
         vtime = again
         stat = read_structs(
             reader, "struct kernel_cpustat", members, addresses, LossLog()
@@ -321,18 +323,18 @@ def _naps_of(stat: Structs, idle: Counts, iowait: Counts) -> IdleState:
 
 # --- Growth of CPUs' counters between two samples.
 #
-# Counters of 32 bits wrap around. Others never decrease: one that seems to changed
+# Counters of 32 bits wrap around. Others never decrease: if one seems to, it changed
 # while it was read, and its growth is unknown.
 
 
 _U32_MAX = (1 << 32) - 1
 
 _SLACK_NS = 50_000_000
-"""Maximum error of times: reading a sample takes some milliseconds, and the clock lags
-by up to a tick, which is 10 ms at most."""
+"""Maximum error of the growth of times: reading a sample takes some milliseconds, and
+the clock lags by up to a tick, which is 10 ms at most."""
 
 _STATE = "runq"
-"""Column that is not a counter: its value is that at the end."""
+"""The column that is no counter: it has the length at the end, not the growth."""
 
 _FAULTS = ("faults", "mjf")
 """Counters that an offline CPU hands over to another (page_alloc_cpu_dead())."""
@@ -346,7 +348,7 @@ Grown = Callable[[Counts, Counts], Counts]
 def delta(before: CpuCounters, after: CpuCounters, losses: LossLog) -> CpuCounters:
     """Return the growth of all counters between two samples.
 
-    An unknown growth is noted.
+    The report has a note if the growth of a counter is unknown.
     """
     before = _with_cpus_of(after, before)
     interval = None
@@ -441,13 +443,13 @@ def _grown_idle(
 ) -> dict[str, Counts]:
     """Return the growth of idle time, and of idle time in I/O wait.
 
-    A task in I/O wait is counted on the CPU that it was last on, and may be woken by
-    another one. Then the current idle period of its CPU changes from one kind to the
-    other, so that one of the two may decrease, but not their sum.
+    A task in I/O wait is counted on the CPU that it was last on. When another CPU wakes
+    the task, the current idle period of its old CPU changes from I/O wait to idle: so
+    one of the two times may decrease, but not their sum.
 
-    A CPU that is offline keeps them elsewhere, and restarts from 0 when it is back
-    (before "tick-sched: Fix idle and iowait sleeptime accounting vs CPU hotplug" (in
-    v6.8)).
+    The growth is unknown if the CPU went offline or online: offline CPUs have these
+    times in ``kernel_cpustat``, and before "tick-sched: Fix idle and iowait sleeptime
+    accounting vs CPU hotplug" (in v6.8) they restarted from 0.
     """
     if not all(name in sample.times for sample in (before, after) for name in _IDLE):
         return {}
@@ -466,5 +468,5 @@ def _grown_idle(
 
 
 def _missing(known: Columns, grown: Columns) -> set[str]:
-    """Return the columns with a growth that is unknown though the count was known."""
+    """Return the columns in which a CPU's count was known before, its growth is not."""
     return {name for name in grown if (known[name].known & ~grown[name].known).any()}

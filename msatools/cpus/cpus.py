@@ -2,7 +2,7 @@
 
 """Collect reports of processor sets and per-CPU work of one kernel.
 
-The options of a report are here, with what they select.
+Also the options of a report, and the selection of the parts that they request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ from msatools.tasks.waits import is_thunk
 
 
 class CpusOptions(Struct, frozen=True):
-    """What to read and report."""
+    """What msa-cpus reads and reports."""
 
     cpus: frozenset[int] | None = None
     """The CPUs to report; ``None`` for all possible ones."""
@@ -91,16 +91,16 @@ class CpusOptions(Struct, frozen=True):
     """Report what each CPU did when a dump was made."""
 
     stalls: bool = False
-    """Report what stands still, with the evidence."""
+    """Report stalls, with the evidence."""
 
     stacks: bool = False
     """Report the stack of each CPU, in a dump."""
 
     plan: frozenset[int] | None = None
-    """The CPUs to plan to set apart."""
+    """The CPUs that a plan is to set apart; ``None`` for no plan."""
 
     whole: bool = False
-    """Report everything, to be selected from later."""
+    """Report everything, for a later selection by :func:`choose`."""
 
 
 # --- Select the requested part of a report of all CPUs. Pure.
@@ -112,7 +112,7 @@ class NoSuchSetError(TargetError):
 
 def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
     """
-    Return the part of a complete report that the options ask for.
+    Return the parts of a complete report that the options request.
 
     :raises NoSuchCpuError: if a requested CPU is not in the report
     :raises NoSuchSetError: if a requested set is not in the report
@@ -157,7 +157,7 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
 def _stalls_of(
     stalls: Stalls | None, wanted: frozenset[int], is_all: bool
 ) -> Stalls | None:
-    """Return what stands still on the requested CPUs, or because of them."""
+    """Return the stalls of the requested CPUs, and those that they cause."""
     if stalls is None or is_all:
         return stalls
     return replace(
@@ -180,7 +180,7 @@ def _stacks_of(
 
 
 def has_tasks(report: CpusReport) -> bool:
-    """Return whether a report includes tasks."""
+    """Return whether the tasks of sets were read for a report."""
     return any(one.tasks is not None for one in report.sets)
 
 
@@ -188,7 +188,7 @@ def wanted_cpus(
     options: CpusOptions, sets: Sequence[CpuSet], numbers: Sequence[int]
 ) -> frozenset[int]:
     """
-    Return the numbers of the requested CPUs.
+    Return the CPUs that both *cpus* and *sets* of the options select.
 
     :param numbers: Numbers of all possible CPUs.
     :raises NoSuchCpuError: if a requested CPU does not exist
@@ -223,7 +223,7 @@ def _without_tasks(report: CpusReport) -> CpusReport:
     )
 
 
-# --- Runs of msa-cpus: its report, and its intervals.
+# --- The collection of a report since boot, and of reports of intervals.
 
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
@@ -248,9 +248,9 @@ def collect_cpus(
 
     Nothing is written, and nothing but *prog* is read.
 
-    :param prog: A Linux kernel with types, live or dead.
-    :param target: Description of the target; found out if not given.
-    :param progress: Called with the steps done and the number of steps.
+    :param prog: A Linux kernel with types, live or a dump.
+    :param target: Description of the target; determined from *prog* if not given.
+    :param progress: Called with the number of steps done, and of all steps.
     :raises NoSuchCpuError: if a requested CPU does not exist
     :raises NoSuchSetError: if a requested set does not exist
     :raises MissingError: if the types of CPUs are missing
@@ -262,7 +262,7 @@ def collect_cpus(
 
 
 class _CpuSample(Struct, frozen=True):
-    """Everything that is read at one time."""
+    """The data of one sample; a report is made of one sample, an interval of two."""
 
     counters: CpuCounters
     irqs: IrqTable
@@ -283,7 +283,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
     ) -> None:
         super().__init__(prog, target, options)
         with self._learning():
-            # Shared by all readers, so that its losses count once.
+            # Read once, so that its losses count once.
             self._percpu = read_percpu(self._reader, self._losses)
             self._kernel_names = KernelNames(self._reader)
             self._task_reader = TaskReader(self._reader) if options.tasks else None
@@ -469,7 +469,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
     def _stacks(
         self, online: set[int], wanted: frozenset[int]
     ) -> tuple[StackOfCpu, ...] | None:
-        """Return the stacks of the wanted CPUs, if requested."""
+        """Return the stacks of the wanted CPUs; ``None`` if not requested, or live."""
         if not (self._options.stacks or self._options.whole) or self._target.live:
             return None
         stacks = StackReader(self._reader, self._text, self._losses)
@@ -512,7 +512,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
 
 
 def with_host(queue: RunQueue, stalls: Stalls) -> RunQueue:
-    """Correct why a clock lags: by its registers a CPU may take interrupts."""
+    """Set ``lag_why`` of a CPU to its host if it is late although interrupts are on."""
     is_host = any(each.cpu == queue.cpu and each.why == "host" for each in stalls.cpus)
     if queue.lag_why != "interrupts off" or not is_host:
         return queue
@@ -530,7 +530,7 @@ def doing(
 ) -> str | None:
     """Return what a CPU was doing, by its registers in a dump.
 
-    :param text: functions, also of modules without debug info
+    :param text: looks up functions, also of modules without debug info
     :return: ``user mode``, or ``kernel`` or ``interrupt`` with the innermost function
         that is no thunk; ``None`` without registers, as on a live kernel, or for an
         offline CPU.
@@ -547,7 +547,7 @@ def doing(
     if innermost < KERNEL_HALF:
         return "user mode"
     entered = any(name.startswith(INTERRUPTS) for _, name in frames)
-    # A thunk's caller says more: what it returns to, or who jumps by it.
+    # A thunk says nothing: take the function that it returns to, or that jumps by it.
     thunks = [*takewhile(is_thunk, (name for _, name in frames))]
     if thunks and len(thunks) < len(frames):
         innermost = frames[len(thunks)][0] - 1

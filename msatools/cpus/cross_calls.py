@@ -21,13 +21,13 @@ from msatools.tasks.table import TaskReader
 # --- Functions that CPUs asked each other to run, and that have not run yet.
 #
 # kernel/smp.c: each CPU has a queue (call_single_queue), which an interrupt empties.
-# Who waits for its call has the structure of the call on its stack, or in the per-CPU
-# cfd_data of its CPU if it called several at once. What a CPU has put off to an
-# interrupt of its own is in two lists beside that (kernel/irq_work.c).
+# A caller that waits has the structure of its call on its stack, or in its CPU's
+# cfd_data if it called several CPUs at once. Work that a CPU has put off to an
+# interrupt of its own is in two more lists (kernel/irq_work.c).
 
 
 _TYPE_MASK = 0xF0
-"""CSD_FLAG_TYPE_MASK, and below its values (include/linux/smp_types.h)."""
+"""CSD_FLAG_TYPE_MASK; the next line has the types (include/linux/smp_types.h)."""
 
 _ASYNC, _SYNC, _IRQ_WORK, _WAKE_UP = 0x00, 0x10, 0x20, 0x30
 
@@ -40,13 +40,13 @@ _CALL: Members = {
 }
 _IRQ_WORK_MEMBERS: Members = {"function": ("func",)}
 _CALLS: Members = {
-    # From v5.13 to v6.3 a structure that begins with the call ("locking/csd_lock: Add
-    # more data to CSD lock debugging", and its removal).
+    # From v5.13 to v6.3 ``pcpu``, a structure that begins with the call
+    # ("locking/csd_lock: Add more data to CSD lock debugging", and its removal).
     "calls": ("csd", "pcpu"),
 }
 
 _MAX_QUEUE = 64
-"""Maximum number of calls to read of one list."""
+"""Maximum number of calls that are read from one list."""
 
 _OWN_WORKS = ("raised_list", "lazy_list")
 """Lists of a CPU's own works: for the next interrupt, and for the next tick."""
@@ -64,20 +64,20 @@ _KINDS: Mapping[int, Kind] = {
 
 
 class _Callers(Struct, frozen=True):
-    """Where the CPUs that wait have the structures of their calls."""
+    """The memory in which calling CPUs have the structures of their calls, by CPU."""
 
     stacks: Mapping[int, int]
     """Start of the stack of the task that each CPU runs."""
 
     stack_bytes: int
     calls: Mapping[int, int]
-    """Per-CPU pointer to the calls of each CPU that calls several at once."""
+    """Per-CPU pointer of each CPU for calls of several CPUs at once (``cfd_data``)."""
 
     offsets: Mapping[int, int]
     """Offset of each CPU's per-CPU variables."""
 
     def find(self, call: int, cpu: int) -> int | None:
-        """Return the CPU that has asked *cpu* to run a call; ``None`` if unknown."""
+        """Return the CPU that asked *cpu* to run the call at an address, if known."""
         for other, start in self.stacks.items():
             if start <= call < start + self.stack_bytes:
                 return other
@@ -96,16 +96,17 @@ def read_calls(
     *,
     own_works: bool = True,
 ) -> tuple[CrossCall, ...]:
-    """Return what is queued for some CPUs.
+    """Return the calls that are queued for some CPUs.
 
     A queue that is not empty is no sign of a stall by itself: it is emptied within
     microseconds, unless the CPU takes no interrupts.
 
     :param cpus: The CPUs whose queues to read.
-    :param stacks: Start of the stack of the task that each CPU runs.
+    :param stacks: Start of the stack of the task that each CPU runs, by CPU.
+    :param stack_bytes: Size of a stack.
     :param name: Returns the function at an address.
-    :param own_works: Whether to add what a CPU has put off to an interrupt of its own,
-        which no other CPU has called.
+    :param own_works: Whether to add work that a CPU has put off to an interrupt of its
+        own, which no other CPU asked for.
     """
     try:
         heads = percpu.addresses("call_single_queue").tolist()
@@ -134,7 +135,7 @@ def read_calls(
 
 
 def _read_work_lists(percpu: PerCpu) -> Mapping[int, tuple[int, ...]]:
-    """Return the heads of each CPU's lists of ``struct irq_work``, by the CPU."""
+    """Return by CPU the addresses of the heads of its lists of ``struct irq_work``."""
     lists = []
     for variable in _OWN_WORKS:
         try:
@@ -148,7 +149,7 @@ def _read_work_lists(percpu: PerCpu) -> Mapping[int, tuple[int, ...]]:
 def _with_tasks(
     reader: Reader, found: Sequence[tuple[CrossCall, int]], losses: LossLog
 ) -> Iterator[CrossCall]:
-    """Yield the calls, the wake-ups with the tasks that they are to wake up.
+    """Yield the calls; add to each wake-up the task that is to be woken.
 
     The structure of such a call is ``task_struct.wake_entry`` since "smp, irq_work:
     Continue smp_call_function*() and irq_work*() integration" (in v5.9).
@@ -177,7 +178,7 @@ def _queued(
     name: Callable[[int], str | None],
     losses: LossLog,
 ) -> Iterator[tuple[CrossCall, int]]:
-    """Yield what is queued for a CPU, and the address of each call's structure."""
+    """Yield each call in the list at *head*, with the address of its structure."""
     try:
         call = int(reader.words(head, 1)[0])
         for _ in range(_MAX_QUEUE):
@@ -262,9 +263,9 @@ def read_stop_machine(
     name: Callable[[int], str | None],
     losses: LossLog,
 ) -> StopMachine | None:
-    """Return the CPUs that stop; ``None`` if nothing stops them.
+    """Return the CPUs in stop_machine(); ``None`` if none is.
 
-    ``since_ns`` is for the caller to know.
+    ``since_ns`` is ``None``: the caller sets it.
 
     :param name: Returns the function at an address.
     """
@@ -311,7 +312,7 @@ def _awaited(
     name: Callable[[int], str | None],
     losses: LossLog,
 ) -> int:
-    """Return the argument of ``multi_cpu_stop()`` if a CPU is to run it; else 0."""
+    """Return the argument of ``multi_cpu_stop()`` if it is in a CPU's works; else 0."""
     node = first
     try:
         for _ in range(_MAX_WORKS):
@@ -329,7 +330,7 @@ def _awaited(
 def _read_data(
     reader: Reader, address: int, name: Callable[[int], str | None], losses: LossLog
 ) -> tuple[str | None, str | None]:
-    """Return what is to run while CPUs are stopped, and how far they are."""
+    """Return the function that runs while CPUs are stopped, and their current step."""
     if not address:
         return None, None
     try:

@@ -23,34 +23,35 @@ from msatools.reports.units import duration, ranges
 
 
 MOST = 0.5
-"""Minimum share of all interrupts on one CPU that is reported."""
+"""Minimum share of all device interrupts on one CPU that is uneven."""
 
 _UNEVEN = 4 / 3
-"""Minimum ratio to an even share, as one of two CPUs always has half or more."""
+"""Minimum ratio of the share to an even one: one of two CPUs always has half or more.
+"""
 
 MANY = 100
-"""Minimum number of interrupts, in an interval, for a report of where they go."""
+"""Minimum number of device interrupts in an interval for a share to be uneven."""
 
 MANY_SINCE_BOOT = 2_000
-"""The same since boot: to boot alone takes some hundred, of the disk on few CPUs."""
+"""Minimum number since boot: the boot causes some hundred, of the disk on few CPUs."""
 
 _TIMERS = ("timer", "arch_timer")
-"""Interrupts of clocks: the PIT ticks for the whole machine in the first second of a
-boot, which says nothing of devices."""
+"""Interrupts of clocks, which do not count as devices': the PIT ticks for the whole
+machine in the first second of a boot."""
 
 
 class BusiestCpu(Struct, frozen=True):
-    """The CPU that takes most interrupts of devices."""
+    """The CPU that takes more interrupts of devices than any other."""
 
     cpu: int
     share: float
     """Share of all interrupts of devices."""
 
     irq: Irq
-    """Its most frequent interrupt."""
+    """The interrupt that came most often on that CPU."""
 
     is_uneven: bool
-    """Whether the share is much more than an even one."""
+    """Whether the share is much larger than an even share."""
 
     @property
     def text(self) -> str:
@@ -65,11 +66,11 @@ class BusiestCpu(Struct, frozen=True):
 def busiest_cpu(
     irqs: Sequence[Irq], online: int, least: int = MANY_SINCE_BOOT
 ) -> BusiestCpu | None:
-    """Return the CPU that takes most interrupts, without those of clocks; ``None`` if
-    there are none.
+    """Return the CPU that takes most device interrupts, without those of clocks;
+    ``None`` if there are none, or only one CPU is online.
 
     :param online: Number of online CPUs.
-    :param least: Minimum number of interrupts to be called uneven.
+    :param least: Minimum number of interrupts of all CPUs to be called uneven.
     """
     by_cpu: dict[int, int] = {}
     of_devices = [irq for irq in irqs if irq.name not in _TIMERS]
@@ -94,10 +95,10 @@ def busiest_cpu(
 
 
 LONG_WAIT_NS = 1_000_000_000
-"""Minimum wait for a CPU that is longer than a turn of other tasks."""
+"""Minimum wait for a CPU that is reported: longer than any turn of other tasks."""
 
 WAITS_NS = 100_000_000
-"""Minimum wait while other CPUs idle that is reported: the scheduler looks for work for
+"""Minimum wait that is reported while other CPUs idle: the scheduler looks for work for
 an idle CPU several times a tick."""
 
 _OF_ONE_CPU = ("no-tick", "no-switch", "starved")
@@ -107,15 +108,15 @@ _FIRST = ("stop", "deadline", "realtime")
 """Classes whose tasks may keep the CPU from others as long as they run."""
 
 _NO_TURN_NS = 5_000_000_000
-"""Minimum wait of a fair task that is reported: many turns of as many others."""
+"""Minimum wait of a fair task that is reported while others of its class have turns."""
 
 _NAMED = 3
 _LINES = 5
-"""Maximum number of findings of one kind; for further CPUs only numbers are shown."""
+"""Maximum number of findings of one kind; the last only lists the other CPUs."""
 
 
 class Known(Struct, frozen=True, kw_only=True):
-    """The data of the findings."""
+    """The data that findings are made of."""
 
     cpus: Sequence[Cpu]
     sets: Sequence[CpuSet]
@@ -128,13 +129,13 @@ class Known(Struct, frozen=True, kw_only=True):
     """Whether interrupts were requested: then the busiest CPU is always reported."""
 
     stalls: Sequence[Stall] = ()
-    """What stands still; only what is over its limit is reported."""
+    """Stalls; only those over their limits are reported."""
 
     storms: Sequence[Storm] = ()
-    """What makes much work for some CPUs."""
+    """CPUs with far too much work of a kind."""
 
     def is_stalled(self, cpu: int) -> bool:
-        """Return whether a finding says that a CPU itself makes no progress."""
+        """Return whether a stall over its limit is reported of a CPU itself."""
         return any(
             stall.over_limit and stall.kind in _OF_ONE_CPU and cpu in stall.cpus
             for stall in self.stalls
@@ -160,7 +161,7 @@ def findings(known: Known) -> tuple[Diagnostic, ...]:
 
 
 def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yield findings of one kind; merge those after the first few into one."""
+    """Yield findings of one kind; if there are many, merge the last ones into one."""
     alike = list(found)
     if len(alike) <= _LINES:
         yield from alike
@@ -224,9 +225,9 @@ def _held_up(known: Known) -> Iterator[Diagnostic]:
 
 
 def _starving(known: Known) -> Iterator[Diagnostic]:
-    """Find tasks that get no time because of a higher class on their CPU.
+    """Find tasks that get no CPU time because of tasks of a higher class.
 
-    Such a CPU may have switched just now, between deadline tasks, or to the stopper
+    Their CPU may have switched just now, between deadline tasks, or to the stopper
     thread and back. Many fair tasks on a CPU wait long, too, but each gets its turn.
     """
     for queue in known.queues:
@@ -249,12 +250,12 @@ def _starving(known: Known) -> Iterator[Diagnostic]:
 
 
 def _without_turn(known: Known) -> Iterator[Diagnostic]:
-    """Find fair tasks that others of their class keep from a turn by their weights."""
+    """Find fair tasks that get no turn, as others of their class have more weight."""
     for queue in known.queues:
         current = queue.current
         if current is None or current.sched_class != "fair":
             continue
-        # Whoever does not leave the CPU at all is another finding.
+        # A task that does not leave the CPU at all is another finding.
         if (queue.switched_ns or 0) >= _NO_TURN_NS:
             continue
         if known.is_stalled(queue.cpu):
@@ -277,7 +278,7 @@ def _without_turn(known: Known) -> Iterator[Diagnostic]:
             f"{_longest(late)}; {_task(current)}{_weight(current)} runs{beside}",
             cpus=(queue.cpu,),
             advice=None,
-            # Of one the text says how long.
+            # For a single task the text has the wait already.
             evidence=tuple(
                 f"{_task(each)} has waited for {_seconds(each.wait_ns)}"
                 for each in (late[:_NAMED] if len(late) > 1 else ())
@@ -291,7 +292,7 @@ def _idle_cpus(known: Known) -> list[int]:
 
 
 def _weight(task: RunnableTask) -> str:
-    """Return what decides on a fair task's share: its policy and nice value."""
+    """Return the policy or nice value of a fair task as text; empty if default."""
     if task.policy == "IDLE":
         return " (SCHED_IDLE)"
     return f" (nice {task.nice})" if task.nice else ""
@@ -312,7 +313,7 @@ def _who_waits(tasks: Sequence[RunnableTask]) -> str:
 
 
 def _longest(tasks: Iterable[RunnableTask]) -> str:
-    """Return the longest wait; on some kernels only an upper bound is known."""
+    """Return the longest wait as text; some kernels keep only an upper bound."""
     longest = max(tasks, key=lambda each: each.wait_ns or 0)
     bound = "at most " if longest.wait_bound == "upper" else ""
     return bound + _seconds(longest.wait_ns or 0)
@@ -337,7 +338,7 @@ _SOURCES = {
     "{function}",
 }
 _OF_NOW = ("work", "callback")
-"""Kinds that no counter has, of an interval or since boot."""
+"""Kinds that are about the present, not counted since boot or in an interval."""
 
 
 def _storms(known: Known) -> Iterator[Diagnostic]:
@@ -365,7 +366,8 @@ def _device(storm: Storm) -> str:
 
 
 def _now(storm: Storm) -> str:
-    """Return what waits now where packets were dropped: whose those were is unknown."""
+    """Return a text for the device whose packets wait now on a CPU that dropped some:
+    the kernel does not record whose packets it dropped."""
     if storm.kind != "drop" or storm.device is None:
         return ""
     return f"; waiting there now: packets of {storm.device}"
@@ -398,7 +400,7 @@ def _disturbed(known: Known) -> Iterator[Diagnostic]:
     isolated = [
         cpu
         for cpu in known.cpus
-        # One on its way offline is in no root domain, either.
+        # A CPU that goes offline is in no root domain, so it seems isolated, too.
         if cpu.online
         and {"isolated", "nohz_full"} & {*cpu.state}
         and "inactive" not in cpu.state
@@ -431,7 +433,7 @@ def _disturbed(known: Known) -> Iterator[Diagnostic]:
 
 
 def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
-    """Return whether a CPU gets an interrupt that is not for it alone.
+    """Return whether an interrupt goes to a CPU, and is not caused by that CPU alone.
 
     A managed interrupt for one CPU only occurs after requests of that CPU. While no CPU
     of its affinity is online it is shut down, and keeps its effective affinity. After a
@@ -443,7 +445,7 @@ def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
 
 
 def _elsewhere(irqs: Sequence[Irq], others: set[int]) -> str | None:
-    """Return how to move interrupts to CPUs that are not isolated."""
+    """Return advice to move interrupts to *others*, CPUs that are not isolated."""
     movable = [irq for irq in irqs if not irq.managed]
     if not movable:
         return "the kernel places these itself: boot with isolcpus=managed_irq,LIST"
@@ -455,7 +457,7 @@ def _elsewhere(irqs: Sequence[Irq], others: set[int]) -> str | None:
 
 
 def _idle(known: Known) -> Iterator[Diagnostic]:
-    """Find sets that idle while tasks wait in another."""
+    """Find sets whose CPUs are all idle while tasks of another set wait."""
     by_cpu = {cpu.cpu: cpu.set for cpu in known.cpus}
     waits: dict[str, list[tuple[RunnableTask, int]]] = {}
     for queue in known.queues:
@@ -483,7 +485,7 @@ def _idle(known: Known) -> Iterator[Diagnostic]:
 
 
 def _idle_sets(known: Known) -> dict[str, list[int]]:
-    """Return the sets whose CPUs are all idle."""
+    """Return the sets whose online CPUs are all idle, with these CPUs."""
     idle: dict[str, list[int]] = {}
     busy = {cpu.set for cpu in known.cpus if cpu.online and "idle" not in cpu.state}
     for cpu in known.cpus:
@@ -515,7 +517,7 @@ def _straying(known: Known) -> Iterator[Diagnostic]:
 
 
 def _disabled(known: Known) -> Iterator[Diagnostic]:
-    """Find interrupts that have come, and cannot any more."""
+    """Find interrupts that came before, but are disabled now."""
     for irq in known.irqs:
         if irq.disabled and irq.total:
             yield Diagnostic(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What CPUs that are late, or that hold something up, do: from stacks and spinlocks."""
+"""Examine CPUs that are late or hold others up: stack, registers, wanted spinlock."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from msatools.tasks.table import PF_KTHREAD
 from msatools.tasks.unwind import stack_bytes
 from msatools.tasks.waits import classify, is_thunk
 
-# --- What a CPU does, by its stack and registers in a dump. The analysis is pure.
+# --- What a CPU does, by the functions on its stack in a dump. Pure.
 
 
 _CRASHES = frozenset(
@@ -49,7 +49,7 @@ _HALTS = frozenset(
         *("crash_smp_send_stop", "ipi_cpu_crash_stop"),
     }
 )
-"""Functions in which the CPUs stay that a crashing kernel stops."""
+"""Functions in which CPUs stay for good once a crashing kernel has stopped them."""
 
 _TICKS = frozenset(
     {
@@ -57,10 +57,10 @@ _TICKS = frozenset(
         *("tick_sched_handle", "update_process_times", "watchdog_timer_fn"),
     }
 )
-"""Functions that run in the timer interrupt of any CPU, now and then."""
+"""Functions that run in the timer interrupt of any CPU."""
 
 _TIMER = "asm_sysvec_apic_timer"
-"""Beginning of the name of the entry point of that interrupt; x86 only."""
+"""Prefix of the entry point of the timer interrupt; x86 only."""
 
 _SOFTIRQS = frozenset({"__do_softirq", "handle_softirqs", "do_softirq"})
 """Functions that run softirqs."""
@@ -74,7 +74,7 @@ _CALLS = (
     *("smp_call_function", "__smp_call_function", "generic_exec_single"),
     *("csd_lock_wait", "__csd_lock_wait", "on_each_cpu"),
 )
-"""Prefixes of the functions that let other CPUs run a function, and wait."""
+"""Prefixes of the functions that ask other CPUs to run a function, and wait for it."""
 
 _STOPPED = ("multi_cpu_stop", "stop_machine_yield")
 
@@ -82,17 +82,17 @@ _LOCK_WORDS = re.compile(r"_*(raw_)?(spin|read|write)_(lock|trylock)\w*|do_raw_\
 
 
 class Context(Struct, frozen=True):
-    """What a CPU does."""
+    """What a CPU does, by the functions on its stack."""
 
     mode: Mode
     function: str | None
     """The innermost function that is no thunk, nor part of a spinlock or cross call."""
 
     call: str | None
-    """The system call."""
+    """The system call that the task is in; ``None`` if it is in none."""
 
     why: Why | None
-    """``None`` if the names alone do not tell."""
+    """Why it does nothing else; ``None`` if the functions do not show it."""
 
     crashed: bool
     """Whether the kernel reported its crash on this CPU."""
@@ -101,10 +101,11 @@ class Context(Struct, frozen=True):
     """Whether the crashing kernel has stopped this CPU for good."""
 
     frames: tuple[str, ...]
-    """Functions of what it does, without those of the crash or an NMI."""
+    """Functions up to the next interrupted context, innermost first, without those of
+    the crash, an NMI or a passing tick."""
 
     skipped: int = 0
-    """Number of frames above these."""
+    """Number of frames of the crash, NMI or tick that were skipped."""
 
 
 def interpret(
@@ -117,15 +118,16 @@ def interpret(
 ) -> Context:
     """Return what a CPU does by the functions on its stack. Pure.
 
-    An NMI is how a crashing kernel stops other CPUs, and a tick comes now and then:
-    what they have interrupted counts.
+    NMIs, by which a crashing kernel stops other CPUs, and ticks are over soon: they are
+    skipped, and the result is what they interrupted.
 
     :param names: Functions, the innermost first; user mode is ``""``.
     :param kthread: Whether the task is a kernel thread.
-    :param late: Whether the CPU's timer interrupt is late: then a tick does not pass.
-    :param softirq: Whether the CPU serves a softirq, by its count; ``None`` if unknown.
-    :param interrupt: Whether the CPU is in an interrupt, by its count: a stack may end
-        before the entry point.
+    :param late: Whether the CPU's timer interrupt is late: then a tick is not skipped.
+    :param softirq: Whether the CPU serves a softirq, by its preempt count; ``None`` if
+        unknown.
+    :param interrupt: Whether the CPU is in an interrupt, by its preempt count: a stack
+        may end before the entry point.
     """
     parts = list(_parts(names))
     crashed, skipped = False, 0
@@ -136,7 +138,7 @@ def interpret(
     frames = parts[0] if parts else []
     crashed |= bool(_CRASHES.intersection(frames))
     is_entered = bool(frames) and frames[-1].startswith(ENTRIES)
-    # An interrupt that was skipped is in the count, too.
+    # The preempt count includes an interrupt that was skipped above.
     is_entered |= interrupt and not skipped and len(parts) == 1 and frames[:1] != [""]
     in_softirq = bool(_SOFTIRQS.intersection(frames)) if softirq is None else softirq
     mode: Mode = "task"
@@ -165,7 +167,7 @@ def interpret(
 
 
 def _parts(names: Sequence[str]) -> Iterator[list[str]]:
-    """Split a stack where something was interrupted; each part ends with an entry."""
+    """Split a stack behind each entry point of an interrupt."""
     part: list[str] = []
     for name in names:
         part.append(_plain(name))
@@ -186,7 +188,7 @@ def _is_nmi(part: Sequence[str]) -> bool:
 
 
 def _is_passing(part: Sequence[str], late: bool) -> bool:
-    """Return whether what interrupted a CPU would have been over soon, or a crash."""
+    """Return whether a part is of a tick that would end soon, or of a crash."""
     if not part[-1].startswith(ENTRIES) or _SOFTIRQS.intersection(part):
         return False
     if (_CRASHES | _HALTS).intersection(part):
@@ -230,18 +232,18 @@ def _why(
     return "system-call" if call else None
 
 
-# --- The spinlocks that CPUs spin for, and who has them.
+# --- The spinlocks that CPUs spin for, and their owners.
 
 
 class WantedLocks:
-    """Finds the spinlocks that CPUs spin for."""
+    """Finds the spinlocks that CPUs spin for, and their owners."""
 
     def __init__(self, cpus: CpuReader) -> None:
         self._cpus = cpus
 
     def locks(self) -> dict[int, WantedLock]:
-        """Return the spinlock that each CPU spins for, and its owner."""
-        # CPUs rarely spin for long, and it takes a tenth of a second to import.
+        """Return by CPU the spinlock that it spins for, with the probable owners."""
+        # CPUs rarely spin for long, and these modules take 0.1 s to import.
         from msatools.locks.context import LockContext
         from msatools.locks.names import LockNames
         from msatools.locks.spinlocks import Spin, spins
@@ -285,24 +287,24 @@ class WantedLocks:
         }
 
 
-# --- What CPUs that are late, or that hold something up, do: from their stacks.
+# --- CPUs that are late or hold others up: their stacks, spinlocks and run queues.
 
 
 _MAX_STACKS = 64
 """Maximum number of CPUs whose stacks are unwound: each takes milliseconds."""
 
 _THREADS = ("ksoftirqd/", "rcu_", "rcuc/", "rcuog/", "rcuop/", "rcuos/", "ktimers/")
-"""Beginnings of the names of threads that softirqs and RCU need."""
+"""Prefixes of the names of the kernel threads for softirqs and RCU."""
 
 
 class HeldCpus:
-    """Examines CPUs: what they do, and for whom they wait."""
+    """Examines CPUs: what they run, and which lock or CPU they wait for."""
 
     def __init__(self, cpus: CpuReader) -> None:
         self._cpus = cpus
         self._locks = WantedLocks(cpus)
         self.halted: set[int] = set()
-        """Those that a crashing kernel has stopped, of the examined ones."""
+        """The examined CPUs that a crashing kernel has stopped."""
 
     def read(
         self,
@@ -311,9 +313,11 @@ class HeldCpus:
         late: Mapping[int, int],
         calls: Sequence[CrossCall],
     ) -> dict[int, HeldCpu]:
-        """Examine some CPUs, and those that they wait for.
+        """Examine some CPUs, and the CPUs of the owners of locks that they spin for.
 
-        :param late: Delay of the timer interrupt of each CPU, in ns.
+        :param late: Delay of the timer interrupt in ns, by CPU.
+        :param calls: Functions that CPUs have not run yet for others.
+        :return: The evidence by CPU.
         """
         if not wanted:
             return {}
@@ -399,7 +403,7 @@ class HeldCpus:
                 and not context.halted
                 and context.mode in ("user", "task")
             ):
-                # It would have taken the interrupt.
+                # If its host ran the CPU, it would have taken the timer interrupt.
                 why = "host"
         return HeldCpu(
             cpu=cpu,
@@ -430,7 +434,7 @@ class HeldCpus:
         )
 
     def _module(self, context: Context, stack: CpuStack) -> str | None:
-        """Return the module of the function that says best what a CPU does."""
+        """Return the module of ``context.function``; ``None`` if the kernel has it."""
         for name, module in named_frames(stack, self._cpus.text):
             if name.partition(".")[0] == context.function:
                 return module
@@ -438,7 +442,7 @@ class HeldCpus:
 
 
 def _policy(task: RunnableTask | None) -> str | None:
-    """Return the policy of a task that others have to wait for."""
+    """Return the policy of a realtime or deadline task, ``FIFO 50``; else ``None``."""
     if task is None or task.sched_class not in ("realtime", "deadline"):
         return None
     if task.rt_priority is None:

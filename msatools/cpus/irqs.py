@@ -62,7 +62,8 @@ class Handler(NamedTuple):
 
     name: str
     function: int
-    """Its address; of one that only stands for its thread's, that."""
+    """Address of its function; of the thread's function if the handler only wakes the
+    interrupt's thread."""
 
 
 class IrqNames:
@@ -74,13 +75,13 @@ class IrqNames:
         self._known: dict[int, str | None] = {0: None}
 
     def at(self, address: int) -> str | None:
-        """Return a name; ``None`` for NULL, and, with a note, if unreadable."""
+        """Return the string at an address; ``None`` for NULL, or if it is lost."""
         if address not in self._known:
             self._known[address] = self._read(address)
         return self._known[address]
 
     def all_at(self, addresses: Addresses) -> tuple[str | None, ...]:
-        """Return many names."""
+        """Return the string at each address, as :meth:`at` does."""
         return tuple(self.at(address) for address in addresses.tolist())
 
     def _read(self, address: int) -> str | None:
@@ -98,10 +99,10 @@ def handlers(
     names: IrqNames,
     losses: LossLog,
 ) -> tuple[tuple[Handler, ...], ...]:
-    """Return each interrupt's handlers, in their order.
+    """Return the handlers of each interrupt, in the order in which they are called.
 
-    :param primaries: Addresses of handlers that only stand for the thread's.
     :param actions: Address of each interrupt's first ``struct irqaction``, or NULL.
+    :param primaries: Addresses of the kernel's handlers that only wake a thread.
     """
     found: list[list[Handler]] = [[] for _ in actions]
     rows = np.flatnonzero(actions)
@@ -144,7 +145,7 @@ def read_chips(
 Counts = npt.NDArray[np.int64]
 
 COUNTER = 1 << 32
-"""Counts have 32 bits and wrap around, also in /proc/interrupts."""
+"""Modulus of counts: they have 32 bits and wrap around, also in /proc/interrupts."""
 
 _DESC_TYPE = "struct irq_desc"
 _AFFINITY = ("irq_common_data.affinity",)
@@ -169,10 +170,10 @@ _DESC = {
 
 
 class IrqTable(Struct, frozen=True):
-    """Interrupts with a ``struct irq_desc``, a row each, by number."""
+    """Interrupts with a ``struct irq_desc``: one row each, in the order of numbers."""
 
     cpus: npt.NDArray[np.int64]
-    """CPUs of the columns of ``counts``."""
+    """Number of the CPU of each column of ``counts``."""
 
     irq: npt.NDArray[np.int64]
     address: Addresses
@@ -192,22 +193,23 @@ class IrqTable(Struct, frozen=True):
     """
 
     affinity: Masks
-    """CPUs that it may go to, as in /proc/irq/N/smp_affinity; all if unreadable."""
+    """CPUs that it may go to, as in /proc/irq/N/smp_affinity; all if unreadable. Shape
+    ``(interrupts, nr_cpu_ids)``."""
 
     effective: Masks
-    """CPUs that it goes to; all if unreadable."""
+    """CPUs that it goes to, of the same shape; all if unreadable."""
 
     counts: Counts
-    """Number of interrupts by CPU; 0 if unreadable."""
+    """How often it came; 0 if unreadable. Shape ``(interrupts, cpus)``."""
 
     counted: Booleans
     """Whether all counts could be read."""
 
     handled: Booleans
-    """Whether it has a handler, or is the chained one of a cascaded controller."""
+    """Whether it has a handler; ``chained_action`` is one."""
 
     chained: Booleans
-    """Whether it is of a cascaded controller, and so not counted."""
+    """Whether a cascaded interrupt controller raises it, so that it is not counted."""
 
     nested: Booleans
     """Whether it is handled in the thread of its parent interrupt."""
@@ -223,12 +225,12 @@ class IrqTable(Struct, frozen=True):
     """Whether a write to /proc/irq/N/smp_affinity moves it."""
 
     started: Booleans
-    """Whether it is started; a managed one is shut down while no CPU of its affinity is
-    online."""
+    """Whether it is started; a managed interrupt is shut down while no CPU of its
+    affinity is online."""
 
     disabled: Booleans
-    """Whether it is started, and was disabled since (disable_irq(), or as nobody cared
-    for it)."""
+    """Whether it is started, but disabled: by disable_irq(), or by the kernel because
+    no handler wanted it ("nobody cared")."""
 
     hidden: Booleans
     """Whether /proc/interrupts leaves it out."""
@@ -247,12 +249,12 @@ class IrqTable(Struct, frozen=True):
 
     @property
     def placed(self) -> Booleans:
-        """Whether it is of a device, and handled on a CPU of its affinity."""
+        """Whether it is of a device, has a handler, and is not nested in another."""
         return self.device & self.handled & ~self.nested
 
     @property
     def listed(self) -> Booleans:
-        """Whether /proc/interrupts lists it, or did so before it lost its handler."""
+        """Whether /proc/interrupts lists it: it has a handler, or has come before."""
         return ~self.hidden & (self.handled & ~self.chained | self.came)
 
     @property
@@ -263,7 +265,7 @@ class IrqTable(Struct, frozen=True):
 
 
 def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
-    """Read all interrupts; note those that cannot be read."""
+    """Read all interrupts; those that cannot be read are counted as lost."""
     prog = reader.prog
     lost = losses.lost.total()
     addresses, desc = _find(reader, losses)
@@ -312,7 +314,7 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
 
 
 def delta(before: IrqTable, after: IrqTable) -> IrqTable:
-    """Return the interrupts between two samples with the same CPUs.
+    """Return *after* with the counts since *before*, a sample of the same CPUs.
 
     A new interrupt, or one whose counts decreased because another device has its number
     now, has its full counts. Counts of a removed interrupt are dropped. Counts that
@@ -334,14 +336,14 @@ def delta(before: IrqTable, after: IrqTable) -> IrqTable:
 
 
 def _keys(table: IrqTable) -> list[tuple[int, int]]:
-    """Return a key of each interrupt; the number alone may be reused."""
+    """Return number and descriptor address of each interrupt: numbers are reused."""
     return list(zip(table.irq.tolist(), table.address.tolist(), strict=True))
 
 
 def irqs(table: IrqTable, text: KernelText | None = None) -> tuple[Irq, ...]:
     """Return the rows of the interrupts of devices, by number.
 
-    :param text: Names their handlers' functions, if given.
+    :param text: Looks up the names of handlers' functions; without it there are none.
     """
     total = int(table.counts[table.device].sum())
     rows = np.flatnonzero(table.device & table.listed).tolist()
@@ -349,9 +351,9 @@ def irqs(table: IrqTable, text: KernelText | None = None) -> tuple[Irq, ...]:
 
 
 def percpu_interrupts(table: IrqTable) -> tuple[Vector, ...]:
-    """Return the rows of numbered interrupts that are not of devices.
+    """Return the rows of interrupts that have a number, but are not of devices.
 
-    Such as arm64's timers; /proc/interrupts shows them by their number.
+    Such as arm64's timers; /proc/interrupts lists them by their number.
     """
     rows = np.flatnonzero(~table.device & table.listed).tolist()
     return tuple(
@@ -371,9 +373,9 @@ def route(
     """Add to each set the interrupts of devices that go, and may go, to its CPUs.
 
     Only interrupts with a handler and online CPUs count. An interrupt that is not
-    started, such as a managed one while no CPU of its affinity is online, may go but
-    does not go anywhere. An interrupt whose affinity was changed since it last occurred
-    does not go anywhere either: the kernel moves it when it next occurs on its old CPU.
+    started, such as a managed one while no CPU of its affinity is online, goes to no
+    CPU now. Nor does one whose affinity was changed since it last occurred: the kernel
+    moves it when it next occurs on its old CPU.
     """
     allowed = table.affinity & table.placed[:, None]
     routed = table.effective & (table.placed & table.started)[:, None]
@@ -387,7 +389,7 @@ def no_intr_cpus(table: IrqTable, online: Cpus) -> set[int]:
 
     An interrupt that can be moved may go to all CPUs of its affinity: irqbalance or a
     CPU that goes offline moves it. (If its affinity was changed since it last occurred,
-    it occurs once more on its old CPU.) Other interrupts may go only where they go now.
+    it occurs once more on its old CPU.) Other interrupts stay on their current CPUs.
     The interrupt of a queue for one CPU alone (see ``_own``) does not count, as it
     occurs only after requests of that CPU; within an interval it counts if it occurred.
 
@@ -406,7 +408,7 @@ def no_intr_cpus(table: IrqTable, online: Cpus) -> set[int]:
 
 
 def _own(table: IrqTable, online: Cpus) -> Booleans:
-    """Return which interrupts are of a device's queue for one online CPU alone.
+    """Return which managed interrupts have one online CPU alone in their affinity.
 
     Such an interrupt occurs only after requests of that CPU
     (Documentation/admin-guide/kernel-parameters.txt, isolcpus=managed_irq).
@@ -471,14 +473,14 @@ def _by_cpu(table: IrqTable, row: int) -> dict[int, int]:
 
 
 class _Bits:
-    """Flags of each interrupt, by the names of the enumerators."""
+    """Flag words of all interrupts, tested by the names of enumerators."""
 
     def __init__(self, prog: drgn.Program, words: npt.NDArray[Any]) -> None:
         self._prog = prog
         self._words = words
 
     def have(self, *names: str) -> Booleans:
-        """Return which interrupts have one of some flags."""
+        """Return which interrupts have at least one of the named flags."""
         bits = 0
         for name in names:
             bits |= constant(self._prog, name)
@@ -487,7 +489,7 @@ class _Bits:
 
 
 def _find(reader: Reader, losses: LossLog) -> tuple[Addresses, Structs]:
-    """Find and read every ``struct irq_desc``; note those with a wrong number."""
+    """Return address and members of every ``struct irq_desc`` that is not damaged."""
     entries = _entries(reader, losses)
     irqs = np.array([irq for irq, _, _ in entries], np.uint64)
     addresses = np.array([address for _, _, address in entries], np.uint64)
@@ -530,7 +532,7 @@ def _chained(prog: drgn.Program) -> int:
 
 
 def _primaries(prog: drgn.Program) -> list[int]:
-    """Find the handlers that stand for those of threads (kernel/irq/manage.c)."""
+    """Return the addresses of handlers that only wake a thread (see irq/manage.c)."""
     found = []
     for name in ("irq_default_primary_handler", "irq_nested_primary_handler"):
         with suppress(MissingError):
@@ -545,7 +547,7 @@ def _affinities(
     state: _Bits,
     losses: LossLog,
 ) -> tuple[Masks, Masks]:
-    """Read the affinity and the effective one, as show_irq_affinity() does."""
+    """Read the affinity and the effective affinity, as show_irq_affinity() does."""
     wanted = _mask_addresses(reader.prog, addresses, desc, "affinity", _AFFINITY)
     if desc.has("pending"):
         pending = _mask_addresses(reader.prog, addresses, desc, "pending", _PENDING)
@@ -570,9 +572,9 @@ def _mask_addresses(
     name: str,
     members: tuple[str, ...],
 ) -> Addresses:
-    """Return the addresses of masks of type ``cpumask_var_t``.
+    """Return the address of each descriptor's mask of type ``cpumask_var_t``.
 
-    A pointer with CONFIG_CPUMASK_OFFSTACK, else the mask itself.
+    That type is a pointer with CONFIG_CPUMASK_OFFSTACK, else the mask itself.
     """
     if is_pointer(find_type(prog, "cpumask_var_t")):
         pointers: Addresses = desc[name]
@@ -587,7 +589,8 @@ def _counts(
 ) -> tuple[Counts, Booleans]:
     """Read ``kstat_irqs`` of each interrupt on each CPU.
 
-    :return: The counts, and whether all of an interrupt's could be read.
+    :return: The counts, of shape ``(interrupts, cpus)``, and for each interrupt whether
+        all of its counts could be read.
 
     Since Linux kernel commit 86d2a2f51fba ("genirq: Convert kstat_irqs to a struct")
     (in v6.10) the count is the first member of a structure.

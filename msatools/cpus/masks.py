@@ -37,20 +37,20 @@ class RootDomains(Struct, frozen=True):
     """The root domain of each CPU."""
 
     by_cpu: MappingProxyType[int, int]
-    """Addresses by CPU, without those that could not be read."""
+    """Address of the root domain by CPU, without CPUs that could not be read."""
 
     unbalanced: int | None
     """Address of ``def_root_domain``; ``None`` if not found, or if the kernel has not
-    built others yet."""
+    built other root domains yet."""
 
     def alone(self, cpus: Cpus) -> Cpus:
-        """Return those of some CPUs that the scheduler does not balance."""
+        """Return the CPUs of *cpus* that the scheduler does not balance."""
         if self.unbalanced is None:
             return ()
         return tuple(c for c in cpus if self.by_cpu.get(c) == self.unbalanced)
 
     def of(self, cpus: Cpus) -> Address | None:
-        """Return the root domain of some online CPUs; ``None`` if several or none."""
+        """Return the root domain of some online CPUs, if they all have the same one."""
         domains = {self.by_cpu.get(cpu) for cpu in cpus}
         if len(domains) != 1:
             return None
@@ -58,9 +58,9 @@ class RootDomains(Struct, frozen=True):
         return None if domain in (None, self.unbalanced) else Address(domain or 0)
 
     def balanced(self, cpus: Cpus) -> bool | None:
-        """Return whether the scheduler balances tasks among some online CPUs.
+        """Return whether the scheduler balances tasks among *cpus*, which are online.
 
-        ``None`` if only among a part of them, or if unknown.
+        ``None`` if they are in several root domains, or if unknown.
         """
         if self.unbalanced is None or not cpus:
             return None
@@ -71,7 +71,7 @@ class RootDomains(Struct, frozen=True):
 
 
 def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDomains:
-    """Read the root domain of each CPU, one read a CPU."""
+    """Read the root domain of each CPU, with one read for each."""
     try:
         queues = percpu.addresses("runqueues")
         found = read_structs(reader, "struct rq", _RUN_QUEUE, queues, losses)
@@ -93,9 +93,10 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
 
 
 def _unbalanced(reader: Reader) -> int | None:
-    """Find ``def_root_domain``; ``None`` before the kernel has built other domains.
+    """Return the address of ``def_root_domain``; ``None`` if the kernel has not built
+    other domains yet.
 
-    :raises MissingError: if it is not found
+    :raises MissingError: if the variable is not found
     """
     address: int = find_variable(reader.prog, "def_root_domain").address_
     initialized = find_variable(reader.prog, "sched_smp_initialized")
@@ -109,7 +110,8 @@ def _unbalanced(reader: Reader) -> int | None:
 
 
 _MAX_COMMAND_LINE = 1 << 16
-"""COMMAND_LINE_SIZE (2 KiB) and a boot configuration (32 KiB, init/main.c) fit."""
+"""Maximum bytes of the command line that are read: COMMAND_LINE_SIZE (2 KiB) and a boot
+configuration (32 KiB, init/main.c) fit."""
 
 # Types of housekeeping, the newest name first; their numbers differ between kernels.
 # Since Linux kernel commit 4fca0e550d50 ("sched/isolation: Save boot defined domain
@@ -119,7 +121,7 @@ _MANAGED_IRQ = ("HK_TYPE_MANAGED_IRQ",)
 
 
 class CpuMasks(Struct, frozen=True):
-    """CPU masks; ``None`` if this kernel does not have one, or it is unreadable."""
+    """The kernel's CPU masks; ``None`` for one that it lacks, or that is unreadable."""
 
     possible: Cpus
     """CPUs that can ever be online."""
@@ -135,7 +137,7 @@ class CpuMasks(Struct, frozen=True):
 
     isolated: Cpus | None
     """CPUs excluded from load balancing: *isolcpus*, CPUs of isolated partitions, and
-    online CPUs in no root domain, which is possible with cpusets of cgroup v1."""
+    online CPUs in no root domain, as cpusets of cgroup v1 can make them."""
 
     nohz_full: Cpus | None
     """CPUs without a tick while one task runs: /sys/devices/system/cpu/nohz_full."""
@@ -184,7 +186,7 @@ def _isolated(*known: Cpus | None) -> Cpus | None:
 
 
 def _variable(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
-    """Read a mask that not every kernel has; one not allocated is empty."""
+    """Read a mask that not every kernel has; a mask that is not allocated is empty."""
     try:
         mask = find_variable(reader.prog, name)
     except MissingError:
@@ -219,7 +221,7 @@ class _Housekeeping:
         return tuple(sorted(set(self._possible) - set(allowed)))
 
     def _mask_address(self, names: tuple[str, ...]) -> int:
-        """Find the mask of the housekeeping CPUs; 0 if all are."""
+        """Return the address of the mask of housekeeping CPUs; 0 if all CPUs are."""
         prog = self._reader.prog
         try:
             housekeeping = find_variable(prog, "housekeeping")
@@ -231,7 +233,7 @@ class _Housekeeping:
         return place_of(housekeeping.cpumasks[type_])
 
     def _common_mask_address(self, names: tuple[str, ...]) -> int:
-        """Find the mask of all types.
+        """Return the address of the one mask that all types share; 0 if it is not used.
 
         Before Linux kernel commit ed3b362d54f0 ("sched/isolation: Split housekeeping
         cpumask per isolation features") (in v5.18).
@@ -268,7 +270,7 @@ def _command_line(reader: Reader, losses: LossLog) -> str:
 
 
 def boot_words(line: str) -> Mapping[str, str]:
-    """Find the words that isolate CPUs, by the field of :class:`CpuMasks`.
+    """Return the words that isolate CPUs, by the field of :class:`CpuMasks` they set.
 
     As in kernel/sched/isolation.c and kernel/rcu/tree_nocb.h: ``isolcpus=`` without a
     known flag means ``domain``, and ``nohz_full=`` also offloads RCU's callbacks.

@@ -17,17 +17,18 @@ class PlanStep(Struct, frozen=True, kw_only=True):
     """One part of a plan to set CPUs apart."""
 
     name: Literal["partition", "interrupts", "workqueues", "boot"]
-    """The part that is set apart; ``boot`` is all of them, at the next boot."""
+    """The kind of work that is kept off the CPUs; ``boot``: all, from the next boot on.
+    """
 
     text: str
-    """What it does, in one line."""
+    """What the step does, in one line."""
 
     commands: tuple[str, ...]
-    """Lines for a shell; of ``boot`` words for the kernel's command line."""
+    """Lines for a shell; for ``boot`` words for the kernel's command line."""
 
 
 class PlanRest(Struct, frozen=True, kw_only=True):
-    """What stays on the CPUs of a plan all the same."""
+    """Work that stays on the CPUs of a plan in spite of it."""
 
     name: Literal[
         "managed-interrupts",
@@ -38,16 +39,16 @@ class PlanRest(Struct, frozen=True, kw_only=True):
         "unbound-work",
         "timers",
     ]
-    """The kind."""
+    """The kind of work."""
 
     text: str
-    """What it is, in one line."""
+    """What the work is, in one line."""
 
     irqs: tuple[int, ...]
-    """Numbers of the interrupts, if it is some."""
+    """Numbers of the interrupts that stay; empty for other kinds."""
 
     pids: tuple[int, ...]
-    """IDs of the tasks, if it is some."""
+    """IDs of the tasks that stay; empty for other kinds."""
 
 
 class CpuPlan(Struct, frozen=True, kw_only=True):
@@ -57,21 +58,21 @@ class CpuPlan(Struct, frozen=True, kw_only=True):
     """The CPUs to set apart."""
 
     others: tuple[int, ...]
-    """The online CPUs that are left for all else."""
+    """The online CPUs that are left for all other work."""
 
     steps: tuple[PlanStep, ...]
-    """What is to be done."""
+    """The steps, in the order in which to take them."""
 
     stays: tuple[PlanRest, ...]
-    """What stays on them all the same."""
+    """Work that stays on the CPUs in spite of the steps."""
 
 
-# --- The part of the report of msa-cpus on stalls: evidence, and what follows from it.
+# --- The part of the report of msa-cpus on stalls: evidence and findings.
 
 
 Confidence = Literal["exact", "likely", "evidence"]
 """``exact``: by the kernel's own records and the registers of CPUs; ``likely``: by a
-record that may be old; ``evidence``: by what lies on a stack."""
+record that may be old; ``evidence``: by addresses found on a stack."""
 
 StallCode = Literal["cpu-stalled", "cpu-starved", "rcu-stalled"]
 
@@ -91,7 +92,8 @@ the functions that others asked it to run; ``stop-machine``: CPUs have stopped, 
 for one that has not; ``timers``: expired timers are not run."""
 
 Mode = Literal["user", "task", "softirq", "interrupt", "nmi"]
-"""What a CPU runs: a task in user mode or in the kernel, or what interrupted it."""
+"""The context that a CPU runs in: a task in user mode (``user``) or in the kernel
+(``task``), or a softirq, interrupt or NMI."""
 
 Why = Literal[
     "spins-for-lock",
@@ -112,36 +114,36 @@ kernel was reporting its own crash there."""
 
 
 class StallLimits(Struct, frozen=True, kw_only=True):
-    """From when on something is a stall: the limits of the kernel's own detectors."""
+    """Minimum times without progress of stalls: limits of the kernel's detectors."""
 
     no_tick_ns: int
-    """Of a CPU without a tick: ``watchdog_thresh``, the limit of a hard lockup. The
-    same holds for timers and for stop_machine(), for which the kernel has none."""
+    """Limit for a CPU without a tick: ``watchdog_thresh``, that of a hard lockup. Also
+    for timers and stop_machine(), for which the kernel has no limit."""
 
     no_switch_ns: int
-    """Of a CPU that does not switch: twice ``watchdog_thresh``, that of a soft lockup.
-    The same holds for tasks without a turn."""
+    """Limit for a CPU that does not switch: twice ``watchdog_thresh``, that of a soft
+    lockup. Also for tasks without a turn."""
 
     rcu_ns: int
-    """Of a grace period: ``rcu_cpu_stall_timeout``."""
+    """Limit for a grace period: ``rcu_cpu_stall_timeout``."""
 
     call_ns: int
-    """Of cross calls: ``csd_lock_timeout`` (kernel/smp.c)."""
+    """Limit for cross calls: the default of ``csd_lock_timeout`` (kernel/smp.c)."""
 
     soft_watchdog: bool | None
     """Whether the kernel looks for soft lockups; ``None`` if unknown."""
 
     hard_watchdog: bool | None
-    """Whether the kernel looks for hard lockups."""
+    """Whether the kernel looks for hard lockups; ``None`` if unknown."""
 
 
 class SpinlockOwner(Struct, frozen=True, kw_only=True):
-    """A task that probably has the spinlock that a CPU spins for."""
+    """A task that probably owns the spinlock that a CPU spins for."""
 
     pid: int
     comm: str
     cpu: int | None
-    """The CPU that it runs on; ``None`` if it does not."""
+    """The CPU that the owner runs on; ``None`` if it does not run."""
 
     confidence: Confidence
 
@@ -150,26 +152,26 @@ class WantedLock(Struct, frozen=True, kw_only=True):
     """A spinlock that a CPU spins for."""
 
     address: Address
-    """Where it lies."""
+    """Address of the spinlock."""
 
     name: str | None
     owners: tuple[SpinlockOwner, ...]
 
 
 class HeldCpu(Struct, frozen=True, kw_only=True):
-    """A CPU that does not do what others wait for: evidence of what it does."""
+    """Evidence of what a CPU does that is late, or holds others up."""
 
     cpu: int
     pid: int | None
-    """The task that it runs."""
+    """ID of the task that it runs."""
 
     comm: str | None
     policy: str | None
-    """``FIFO 50``, ``RR 1`` or ``DEADLINE``; ``None`` for a task that is not of these.
-    """
+    """Policy of a realtime or deadline task, as ``FIFO 50``, ``RR 1`` or ``DEADLINE``;
+    ``None`` for other tasks."""
 
     running_ns: int | None
-    """Time that it has run that task."""
+    """Time for which it has run that task."""
 
     tick_late_ns: int | None
     """Delay of its timer interrupt; ``None`` if unknown."""
@@ -182,32 +184,32 @@ class HeldCpu(Struct, frozen=True, kw_only=True):
     if there is no such watchdog."""
 
     interrupts: Literal["on", "off"] | None
-    """By its registers in a dump; ``None`` without them."""
+    """Whether interrupts are on, by its registers in a dump; ``None`` without them."""
 
     preempt_count: int | None
-    """Depth of what has disabled preemption, spinlocks included; ``None`` if
-    unknown."""
+    """How often preemption was disabled, also by spinlocks; ``None`` if unknown."""
 
     softirq_count: int | None
-    """Depth of what has disabled softirqs; odd while one is served."""
+    """2 for each time that softirqs were disabled, and 1 while one is served; ``None``
+    if unknown."""
 
     mode: Mode | None
-    """``None`` without registers, as on a live kernel."""
+    """The context that it runs in; ``None`` without registers, as on a live kernel."""
 
     function: str | None
-    """The function that says best what it does."""
+    """The innermost function that is no thunk, nor part of a spinlock or cross call."""
 
     call: str | None
-    """The system call that its task is in."""
+    """The system call that its task is in; ``None`` if in none, or if unknown."""
 
     why: Why | None
     """Why it does nothing else; ``None`` if unknown."""
 
     wanted: WantedLock | None
-    """The lock that it spins for."""
+    """The spinlock that it spins for."""
 
     calls_cpus: tuple[int, ...]
-    """The CPUs whose functions it waits for."""
+    """The CPUs that it waits for to run a function."""
 
     waiting: int
     """Number of tasks that wait for this CPU."""
@@ -229,10 +231,10 @@ class GracePeriodTask(Struct, frozen=True, kw_only=True):
     pid: int
     comm: str
     wait_ns: int | None
-    """Time for which it has waited, or has had its state."""
+    """Time for which it has waited, or been in its state."""
 
     cpu: int | None = None
-    """The CPU that it runs on, or waits for."""
+    """The CPU that it runs on, or waits for; ``None`` if it sleeps."""
 
     state: str | None = None
     """Letter of its state, as in /proc."""
@@ -251,7 +253,7 @@ class GracePeriod(Struct, frozen=True, kw_only=True):
     """Whether a grace period is under way."""
 
     age_ns: int | None
-    """Time since it began, or since one that has not begun was requested."""
+    """Time since the grace period began, or was requested if it has not begun."""
 
     sequence: int
     """``rcu_state.gp_seq``."""
@@ -260,22 +262,22 @@ class GracePeriod(Struct, frozen=True, kw_only=True):
     """CPUs that have not passed a quiescent state yet (``qsmask``)."""
 
     tasks: tuple[GracePeriodTask, ...]
-    """Tasks that were preempted or slept as readers, and hold it up."""
+    """Tasks that were preempted or slept as readers, and hold up the grace period."""
 
     expedited_cpus: tuple[int, ...]
-    """Likewise, for an expedited grace period."""
+    """CPUs that an expedited grace period waits for."""
 
     expedited_tasks: tuple[GracePeriodTask, ...]
     thread: GracePeriodTask | None
-    """The thread that runs grace periods; ``wait_ns`` is the time since it did
-    something."""
+    """The thread that runs grace periods; its ``wait_ns`` is the time since it was last
+    active."""
 
     callbacks: int | None
     """Number of callbacks that wait for a grace period, over all CPUs."""
 
     waiters: tuple[GracePeriodTask, ...] | None
-    """Tasks that wait for a grace period, the longest first; ``None`` if they were not
-    looked for, as a grace period that ends in time makes nobody wait."""
+    """Tasks that wait for a grace period, the longest wait first; ``None`` if not read,
+    as the grace period may still end in time."""
 
 
 class CrossCall(Struct, frozen=True, kw_only=True):
@@ -288,11 +290,11 @@ class CrossCall(Struct, frozen=True, kw_only=True):
     """Name of the function; ``None`` if unknown, or for the wake-up of a task."""
 
     caller: int | None
-    """The CPU that waits for it; ``None`` if none does, or if unknown."""
+    """The CPU that waits for the function; ``None`` if none does, or if unknown."""
 
     kind: Literal["call", "async", "irq-work", "wake-up"]
-    """A call that someone waits for; one that nobody does; work in an interrupt; the
-    wake-up of a task."""
+    """``call``: the caller waits; ``async``: it does not; ``irq-work``: work that runs
+    in an interrupt; ``wake-up``: the wake-up of a task."""
 
     pid: Annotated[int | None, ADDED] = None
     """The task to wake up."""
@@ -304,19 +306,19 @@ class StopMachine(Struct, frozen=True, kw_only=True):
     """CPUs that stop to run a function while nothing else runs."""
 
     function: str | None
-    """What is to be run then."""
+    """The function that runs once all CPUs have stopped."""
 
     step: str | None
-    """``prepare``: until all CPUs are there; ``disable-irq``, ``run``, ``exit``."""
+    """``prepare`` until all have stopped, then ``disable-irq``, ``run``, ``exit``."""
 
     stopped: tuple[int, ...]
     """CPUs that have stopped."""
 
     missing: tuple[int, ...]
-    """CPUs that have not."""
+    """CPUs that have not stopped yet."""
 
     since_ns: int | None
-    """Time that the first CPU has been waiting."""
+    """Time for which the first CPU has been stopped."""
 
 
 class OverdueTimer(Struct, frozen=True, kw_only=True):
@@ -324,55 +326,54 @@ class OverdueTimer(Struct, frozen=True, kw_only=True):
 
     cpu: int
     kind: Literal["hrtimer", "timer"]
-    """Whether it is one of high resolution, or of the timer wheel."""
+    """``hrtimer``: a high-resolution timer; ``timer``: one of the timer wheel."""
 
     function: str | None
-    """The function that it is to run; ``None`` if unknown."""
+    """The timer's function; ``None`` if unknown."""
 
     late_ns: int
-    """Time since it expired."""
+    """Time since the timer expired."""
 
 
 class Stall(Struct, frozen=True, kw_only=True):
     """A CPU, grace period or the like without progress, and the cause if found."""
 
     code: StallCode
-    """What stands still, as in the verdicts of msa-report."""
+    """The code of the finding, as in the verdicts of msa-report."""
 
     kind: StallKind
-    """In which way."""
+    """What makes no progress."""
 
     text: str
     """The finding in one line, as ``--stalls`` prints it."""
 
     chain: tuple[str, ...]
-    """What holds it up, step by step to the cause: a line each; empty if the text says
-    it all."""
+    """The waits from here to the cause, a line each; empty if the text has it all."""
 
     confidence: Confidence
-    """That of the weakest step."""
+    """Confidence of the weakest step."""
 
     for_ns: int | None
-    """Time that it has stood still."""
+    """Time without progress."""
 
     limit_ns: int
-    """From when on it is a stall."""
+    """Minimum time without progress that is a stall."""
 
     over_limit: bool
-    """Whether it has stood still for the limit or longer."""
+    """Whether it is a stall: by ``limit_ns``, or by the kernel's own detector."""
 
     cpus: tuple[int, ...]
-    """The CPUs that stand still, or hold up others."""
+    """The CPUs that make no progress, or hold up others."""
 
     culprit_cpu: int | None
     """The CPU at the end of the chain; ``None`` if the culprit is not known."""
 
     culprit_pid: int | None
-    """The task there, or the one that holds up others without a CPU; 0 for the idle
-    task."""
+    """ID of the task on that CPU, or of a task that holds up others without a CPU; 0
+    for the idle task."""
 
     waiting: int
-    """Number of tasks that are known to wait for it."""
+    """Number of tasks that are known to wait for progress."""
 
 
 class Stalls(Struct, frozen=True, kw_only=True):
@@ -380,34 +381,33 @@ class Stalls(Struct, frozen=True, kw_only=True):
 
     limits: StallLimits
     found: tuple[Stall, ...]
-    """The worst first; those below their limit last."""
+    """The stalls, the worst first; those below their limit last."""
 
     cpus: tuple[HeldCpu, ...]
-    """CPUs that have been late for a second or longer, and those that matter for what
-    stands still."""
+    """CPUs that are late by a second or longer, and those that stalls involve."""
 
     rcu: GracePeriod | None
-    """``None`` if it could not be read, or the kernel has no tree RCU."""
+    """The state of RCU; ``None`` if it could not be read, or without tree RCU."""
 
     calls: tuple[CrossCall, ...]
-    """What CPUs that are late have not run yet."""
+    """Functions that late CPUs have not run yet for others."""
 
     stop_machine: StopMachine | None
     timers: tuple[OverdueTimer, ...]
-    """Timers of each CPU that are late by a second or longer, the first of a kind."""
+    """The first timer of each kind on each CPU, if late by a second or longer."""
 
     halted_ns: int | None
-    """Time since a crashing kernel stopped its other CPUs, if it did and went on: it is
-    not counted."""
+    """Time since a crashing kernel stopped its other CPUs, which stalls do not include;
+    ``None`` if it did not stop them."""
 
     stolen: tuple[int, ...]
-    """CPUs that the hypervisor did not run at that moment, as it says (KVM only)."""
+    """CPUs that the hypervisor was not running, as it has recorded (KVM only)."""
 
 
 # --- The report of msa-cpus: processor sets, and the work of each CPU.
 #
 # Plain data, to be rendered as text or JSON. Counts and times are since boot, or within
-# an interval; states are those at its end.
+# an interval; states are those at the end.
 
 
 SchedClass = Literal["stop", "deadline", "realtime", "fair", "ext", "idle"]
@@ -435,8 +435,9 @@ idle task.
 """
 
 SetKind = Literal["root", "isolated", "invalid", "limit", "isolcpus", "nohz_full"]
-"""Kinds of sets: the root cpuset or a partition (``root``), an isolated partition, an
-invalid one, a cpuset that only limits its tasks; or a word of the command line."""
+"""Kinds of sets: the root cpuset or a partition (``root``), an isolated or an invalid
+partition, a cpuset that only limits its tasks, or CPUs of a word of the command line.
+"""
 
 
 # --- each CPU
@@ -451,8 +452,8 @@ class Running(Struct, frozen=True, kw_only=True):
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
-    """One CPU: psrinfo's and mpstat's row. ``None`` if the kernel does not keep a
-    value, or it could not be read."""
+    """One CPU, as a row of psrinfo and mpstat. A value is ``None`` if the kernel does
+    not keep it, or if it could not be read."""
 
     cpu: int
     online: bool
@@ -467,10 +468,10 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """Major page faults, with I/O."""
 
     xcal: int | None
-    """Function calls requested by other CPUs."""
+    """Interrupts by which other CPUs request function calls."""
 
     tlb: int | None
-    """TLB flushes requested by other CPUs."""
+    """Function calls that flushed the TLB for other CPUs."""
 
     intr: int | None
     """Interrupts of devices and of the architecture."""
@@ -482,10 +483,10 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """Context switches."""
 
     icsw: int | None = None
-    """Involuntary context switches of tasks that were last on it; on request."""
+    """Involuntary context switches of tasks that were last on the CPU; on request."""
 
     migr: int | None = None
-    """Migrations of tasks that are on it now; on request."""
+    """Migrations of tasks that were last on the CPU; on request."""
 
     smtx: None = None
     srw: None = None
@@ -509,7 +510,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """The part of ``irq_ns`` in softirqs."""
 
     wt_ns: int | None
-    """Idle time in which a task that was last on it waited for I/O."""
+    """Idle time in which a task that was last on the CPU waited for I/O."""
 
     st_ns: int | None
     """Time stolen by the hypervisor."""
@@ -526,13 +527,13 @@ class Processor(Struct, frozen=True, kw_only=True):
     """Description of a CPU: psrinfo -v."""
 
     active: bool | None
-    """Whether the scheduler may put tasks on it."""
+    """Whether the scheduler may put tasks on the CPU."""
 
     hotplug: str | None
-    """Its state of CPU hotplug, such as ``online`` (kernel/cpu.c)."""
+    """Its hotplug state, such as ``online`` (kernel/cpu.c)."""
 
     hotplug_target: str | None
-    """The target state, if not reached."""
+    """The target state of hotplug; ``None`` if it is reached, or unknown."""
 
     package: int | None
     die: int | None
@@ -579,9 +580,11 @@ class RunnableTask(Struct, frozen=True, kw_only=True):
     """Time left to the deadline of a deadline task; may be negative."""
 
     wait_ns: int | None
-    """Time that it has waited for the CPU; for the current task, that it has run."""
+    """Time for which it has waited for the CPU; for the current task, has run."""
 
     wait_bound: Literal["exact", "upper", "estimate"]
+    """Accuracy of ``wait_ns``: ``upper`` is an upper bound."""
+
     cgroup: str | None
     throttled: bool
     """Whether its group (or class) has used up its quota."""
@@ -604,13 +607,13 @@ class RunQueue(Struct, frozen=True, kw_only=True):
 
     clock_ns: int
     lag_ns: int | None
-    """Lag of its clock behind the latest of all."""
+    """Lag of its clock behind the latest clock of all run queues."""
 
     ticked_ns: int | None
     """Time since its last tick."""
 
     switched_ns: int | None
-    """Time that it has run the same task."""
+    """Time for which it has run the same task."""
 
     lag_why: str | None
     """Why its clock lags: ``idle``, ``tick stopped``, ``interrupts off``, ``not run by
@@ -620,7 +623,8 @@ class RunQueue(Struct, frozen=True, kw_only=True):
     """Whether the kernel panicked on this CPU."""
 
     doing: Annotated[str | None, ADDED] = None
-    """In a dump: ``user mode``, or ``kernel`` or ``interrupt`` and the function."""
+    """What the CPU did in a dump: ``user mode``, or ``kernel`` or ``interrupt`` and the
+    function."""
 
 
 class StackOfCpu(Struct, frozen=True, kw_only=True):
@@ -633,7 +637,7 @@ class StackOfCpu(Struct, frozen=True, kw_only=True):
     comm: str | None
     frames: tuple[str, ...] | None
     """Functions, the innermost first, with their modules; ``(user mode)`` at the end if
-    it was there. ``None`` if it was offline, or its stack is lost."""
+    the stack leads there. ``None`` if the CPU was offline, or its stack is lost."""
 
 
 # --- sets
@@ -650,7 +654,7 @@ class BoundTask(Struct, frozen=True, kw_only=True):
 
     cgroup: str | None
     why: str
-    """Why it counts as straying; empty for others."""
+    """Why the task counts as straying; empty if it does not."""
 
     kthread: bool
     """Whether it is a kernel thread."""
@@ -660,25 +664,26 @@ class SetTasks(Struct, frozen=True, kw_only=True):
     """The tasks of a set."""
 
     members: int
-    """Number of threads in its cpuset or below, or that may run on its CPUs only."""
+    """Number of threads in the set's cpuset or below, or, for a set of the command
+    line, that may run on its CPUs only."""
 
     pinned: tuple[BoundTask, ...]
-    """Members bound to a part of its CPUs, without per-CPU kernel threads."""
+    """Members bound to a part of the set's CPUs, without per-CPU kernel threads."""
 
     straying: tuple[BoundTask, ...]
-    """Threads of other sets that may run on its CPUs, and members that may run on other
-    CPUs."""
+    """Threads of other sets that may run on the set's CPUs, and members that may run on
+    other CPUs."""
 
     percpu_threads: int
-    """Number of per-CPU kernel threads of its CPUs."""
+    """Number of per-CPU kernel threads of the set's CPUs."""
 
 
 class CpuSet(Struct, frozen=True, kw_only=True):
     """A set of CPUs, in force or only requested."""
 
     name: str
-    """Path of the cgroup, or word of the command line; ``default`` for CPUs in no other
-    set."""
+    """Path of the cgroup, or word of the command line; ``default`` for the CPUs that
+    are in no other set."""
 
     kind: SetKind
     cpus: tuple[int, ...]
@@ -700,7 +705,7 @@ class CpuSet(Struct, frozen=True, kw_only=True):
     """Why a partition is invalid, in the kernel's words."""
 
     root_domain: Address | None
-    """The scheduler's root domain; ``None`` if several or none."""
+    """Address of the scheduler's root domain; ``None`` if several or none."""
 
     balanced: bool | None
     """Whether the scheduler balances tasks among its CPUs."""
@@ -709,10 +714,10 @@ class CpuSet(Struct, frozen=True, kw_only=True):
     """Interrupts of devices that go to one of its CPUs now (effective affinity)."""
 
     irqs_allowed: tuple[int, ...]
-    """Interrupts of devices that may go there (affinity)."""
+    """Interrupts of devices that may go to one of its CPUs (affinity)."""
 
     irqs_managed: int
-    """Number of the latter whose affinity only the kernel sets."""
+    """Number of ``irqs_allowed`` whose affinity only the kernel sets."""
 
     tasks: Annotated[SetTasks | None, ADDED] = None
 
@@ -740,8 +745,8 @@ class Irq(Struct, frozen=True, kw_only=True):
     """Sum over all CPUs; ``None`` if a part is unreadable."""
 
     share: float | None
-    """Share of all interrupts of devices; ``None`` if there were none, or if the total
-    is unknown."""
+    """Share of all interrupts of devices, 0 to 1; ``None`` if there were none, or if
+    the total is unknown."""
 
     time_ns: None = None
     """Time in handlers, which Linux does not keep."""
@@ -750,12 +755,12 @@ class Irq(Struct, frozen=True, kw_only=True):
     """Whether it was disabled after it had been started, and cannot come."""
 
     functions: Annotated[tuple[str, ...], ADDED] = ()
-    """Functions of its handlers, in the order of their names, with their modules:
-    ``nvme_irq [nvme]``. Of one that only wakes its thread it is the thread's."""
+    """Functions of its handlers, in the order of ``name``, with their modules:
+    ``nvme_irq [nvme]``. For a handler that only wakes its thread, the thread's."""
 
 
 class Vector(Struct, frozen=True, kw_only=True):
-    """Interrupts of the architecture of one kind, or softirqs."""
+    """One kind of the CPUs' own interrupts, or of softirqs."""
 
     name: str
     """Name as in /proc/interrupts and /proc/softirqs: ``LOC``, ``NET_RX``."""
@@ -767,7 +772,7 @@ class Vector(Struct, frozen=True, kw_only=True):
 
 
 class Storm(Struct, frozen=True, kw_only=True):
-    """Much work for a CPU, and the function that makes it."""
+    """Far more work of a kind on a CPU than usual, and the function that makes it."""
 
     kind: str
     """``tasklet``, ``timer``, ``work``, ``interrupt`` (of a device), ``softirq`` (one
@@ -776,27 +781,27 @@ class Storm(Struct, frozen=True, kw_only=True):
 
     cpu: int
     function: str
-    """With its module: ``poll_again [driver]``. Of calls also ``a wake-up of 1 init``,
-    and of works in an interrupt ``rcu_iw_handler (irq_work)``."""
+    """The function with its module: ``poll_again [driver]``. For ``call`` also ``a
+    wake-up of 1 init``, and for work in an interrupt ``rcu_iw_handler (irq_work)``."""
 
     per_second: float | None = None
-    """Tasklets, interrupts, softirqs or calls of that CPU, of all functions."""
+    """Tasklets, interrupts, softirqs or calls a second there, of all functions."""
 
     share: float | None = None
-    """Of a work item: the share of its life that its worker has run. Of callbacks: the
-    share of those looked at that are of this function. Of packets: the dropped share.
-    """
+    """For ``work``: the share of its life that the worker has run. For ``callback``:
+    this function's share of the callbacks that were read. For ``drop``: the share of
+    packets that were dropped."""
 
     waiting: Annotated[int | None, ADDED] = None
-    """Number of callbacks of RCU that wait on that CPU, of all functions, or of packets
-    that were dropped there, since boot or in the interval."""
+    """For ``callback``: the number of RCU callbacks that wait on that CPU, of all
+    functions. For ``drop``: the number of dropped packets."""
 
     irq: Annotated[int | None, ADDED] = None
-    """Number of the interrupt, if it is one."""
+    """Number of the interrupt, for ``interrupt``."""
 
     device: Annotated[str | None, ADDED] = None
-    """Name of the network device that is polled; of ``drop`` that of the packet that is
-    first in the backlog now, as whose packets were dropped is not recorded."""
+    """Name of the network device that is polled. For ``drop`` that of the first packet
+    in the backlog now: the kernel does not record whose packets it dropped."""
 
 
 # --- the report
@@ -818,7 +823,7 @@ class Diagnostic(Struct, frozen=True, kw_only=True):
     """The command that fixes it, if there is one."""
 
     evidence: Annotated[tuple[str, ...], UNLISTED] = ()
-    """Facts that it stands on."""
+    """Facts that the finding is based on."""
 
 
 class CpusReport(Report, frozen=True, kw_only=True):
@@ -827,7 +832,7 @@ class CpusReport(Report, frozen=True, kw_only=True):
     schema: ClassVar[str] = "msatools.cpus/1"
 
     load: tuple[float, ...] | None
-    """Averages over 1, 5 and 15 minutes."""
+    """Load averages over 1, 5 and 15 minutes."""
 
     cpus: tuple[Cpu, ...]
     sets: tuple[CpuSet, ...]
@@ -843,11 +848,11 @@ class CpusReport(Report, frozen=True, kw_only=True):
     """CPUs and the like without progress, and the evidence; only with ``--stalls``."""
 
     storms: Annotated[tuple[Storm, ...] | None, ADDED] = None
-    """Work of which some CPUs have far more than others need, if there is such."""
+    """CPUs with far more work of a kind than others; ``None`` if there are none."""
 
     stacks: Annotated[tuple[StackOfCpu, ...] | None, ADDED] = None
-    """The stack of each CPU; on request (``--stacks``), and only of a dump: those of a
-    running kernel move."""
+    """The stack of each CPU; on request (``--stacks``), and only of a dump, as stacks
+    of a running kernel change."""
 
     plan: Annotated[CpuPlan | None, ADDED] = None
     """The plan to set some CPUs apart, if asked for."""

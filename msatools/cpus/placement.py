@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The CPUs that each thread may run on, its set, and straying threads."""
+"""Assign threads to sets, by cpuset and affinity; find pinned and straying threads."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -29,13 +29,13 @@ Numbers = npt.NDArray[np.intp]
 
 
 class Affinities(Struct, frozen=True):
-    """The affinity of each thread."""
+    """The affinity mask of each thread."""
 
     masks: Masks
-    """Each different mask once: shape ``(masks, nr_cpu_ids)``."""
+    """Each distinct mask once: shape ``(masks, nr_cpu_ids)``."""
 
     index: npt.NDArray[np.intp]
-    """Index of each thread's mask."""
+    """Row in *masks* of each thread's mask."""
 
     def cpus(self, row: int) -> Cpus:
         """Return the CPUs of a thread: ``Cpus_allowed_list`` of /proc/PID/status."""
@@ -45,7 +45,9 @@ class Affinities(Struct, frozen=True):
 def affinities(tasks: TaskTable, prog: drgn.Program) -> Affinities:
     """Return the affinity of all threads.
 
-    :raises KeyError: if the number of CPUs is unknown
+    :raises MissingMemberError: if the number of CPUs was unknown, so that *tasks* has
+        no masks
+    :raises drgn.FaultError: if the number of CPUs cannot be read now
     """
     return Affinities(*different_masks(tasks["cpus_mask"], prog))
 
@@ -58,7 +60,7 @@ def place(
     masks: CpuMasks,
     losses: LossLog,
 ) -> tuple[CpuSet, ...]:
-    """Add the tasks to each set, of the threads that have not ended.
+    """Add to each set its tasks, out of the threads that have not ended.
 
     Only online CPUs of a thread's mask count.
 
@@ -103,8 +105,8 @@ def place(
 class Placement(Struct, frozen=True, kw_only=True, dict=True):
     """The threads by set; see :func:`place` for the terms.
 
-    Sets are numbered in their order; 0 is the default set. Arrays are by mask (one
-    element for each different mask) or by thread.
+    Sets are numbered by their position in *sets*; 0 is the default set. Arrays have one
+    element for each distinct mask ("by mask") or for each thread ("by thread").
     """
 
     sets: Sequence[CpuSet]
@@ -146,9 +148,10 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
         return inside & self._by_thread(less)
 
     def _leaving(self, number: int) -> dict[int, str]:
-        """Find threads of the innermost set that may run elsewhere or nowhere.
+        """Find threads whose innermost set this is, but that may run on other CPUs, or
+        on no online CPU.
 
-        :return: The reasons, by row.
+        :return: The reasons, by row of the thread.
         """
         inside = self._placed & (self._inner == number)
         nowhere = self._by_thread(~_some(self._reach))
@@ -164,9 +167,9 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
         return reasons
 
     def _intruding(self, number: int) -> dict[int, str]:
-        """Find threads of other sets that are or may run on the set's own CPUs.
+        """Find threads of other sets that were last, or may run, on the set's own CPUs.
 
-        :return: The reasons, by row.
+        :return: The reasons, by row of the thread.
         """
         if number == 0 or self.sets[number].kind not in PARTITIONS + BOOT:
             return {}
@@ -174,7 +177,7 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
         others = self._placed & ~self._bound & (self._owner != number)
         others &= self._by_thread(_some(theirs))
         anywhere = self._by_thread(~_some(self._cpus[0] & ~self._reach))
-        # In a damaged dump the number of the CPU may be too large.
+        # In a damaged dump a thread's CPU number may be too large.
         cpu = np.minimum(self.tasks["cpu"], theirs.shape[1] - 1).astype(np.intp)
         there = _both(others, self.tasks["cpu"] == cpu)
         there &= theirs[self.affinities.index, cpu]
@@ -189,7 +192,7 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
         return reasons
 
     def _percpu_of(self, number: int) -> Booleans:
-        # Threads of offline CPUs are parked.
+        # With CPUs that are offline, too: their per-CPU threads are parked there.
         cpus = self._cpus[number] | self._own[number]
         return self._percpu & self._by_thread(_some(self.affinities.masks & cpus))
 
@@ -213,7 +216,7 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _own(self) -> Masks:
-        """The CPUs that show each set as theirs, including offline ones."""
+        """The CPUs that belong to each set by :func:`set_of_cpus`, offline ones too."""
         names = set_of_cpus(self.sets, self.masks.possible)
         return np.array(
             [
@@ -225,12 +228,12 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _boot(self) -> tuple[int, ...]:
-        """The sets of the command line."""
+        """Numbers of the sets of the command line."""
         return tuple(number for number, one in enumerate(self.sets) if one.kind in BOOT)
 
     @cached_property
     def _chains(self) -> list[list[int]]:
-        """The sets of each cpuset's threads, the innermost first.
+        """Numbers of the sets that threads of each cpuset belong to, innermost first.
 
         The last is the innermost valid partition, or the default set.
         """
@@ -271,9 +274,10 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _boot_set(self) -> Numbers:
-        """The set of the command line that contains each mask, or else overlaps it."""
+        """Number of the set of the command line that contains each mask, or else
+        overlaps it; 0 if none does."""
         sets = np.zeros(len(self._reach), np.intp)
-        # Later assignments win: the first set that contains a mask.
+        # Later assignments win: so the first set that contains a mask does.
         for number in reversed(self._boot):
             sets[_some(self._reach & self._cpus[number])] = number
         for number in reversed(self._boot):
@@ -307,7 +311,8 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _placed(self) -> Booleans:
-        """Whether the set of each thread is known."""
+        """Whether each thread is assigned to sets: it is alive, its cpuset is known,
+        and it is no per-CPU kernel thread."""
         placed = self._alive & ~self._percpu
         if self.cpusets.paths:
             placed &= self.cpusets.index != UNKNOWN
@@ -315,37 +320,39 @@ class Placement(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _cpuset(self) -> Numbers:
-        """Index of the path of each thread's cpuset; 0 if unknown."""
+        """Index in ``cpusets.paths`` of each thread's cpuset; 0 if unknown."""
         return np.maximum(self.cpusets.index, 0).astype(np.intp)
 
     @cached_property
     def _partition(self) -> Numbers:
-        """The innermost valid partition of each thread, or the default set."""
+        """Number of each thread's innermost valid partition; 0 for the default set."""
         last = np.array([chain[-1] for chain in self._chains] or [0], np.intp)
         return last[self._cpuset]
 
     @cached_property
     def _bound(self) -> Booleans:
-        """Whether each thread is bound to CPUs of the command line's sets."""
+        """Whether each thread may only run on CPUs of the command line's sets, and is
+        in no partition."""
         bound = self._placed & self._by_thread(self._on_boot)
         return _both(bound, self._partition == 0)
 
     @cached_property
     def _owner(self) -> Numbers:
-        """The set that provides the CPUs of each thread."""
+        """Number of the set that provides each thread's CPUs: a partition, a set of the
+        command line, or the default set."""
         boot = self._boot_set[self.affinities.index]
         return np.where(self._bound, boot, self._partition)
 
     @cached_property
     def _inner(self) -> Numbers:
-        """The innermost set of each thread."""
+        """Number of the innermost set of each thread."""
         first = np.array([chain[0] for chain in self._chains] or [0], np.intp)
         inner = first[self._cpuset]
         return np.where(inner == 0, self._owner, inner)
 
 
 def _within(masks: Masks, cpus: npt.NDArray[np.bool_]) -> Booleans:
-    """Return which masks are not empty, and subsets of *cpus*."""
+    """Return which masks are not empty and have no CPU outside of *cpus*."""
     return _some(masks) & ~_some(masks & ~cpus)
 
 

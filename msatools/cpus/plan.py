@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Plans to set CPUs apart: the commands that would, and what stays on them.
+"""Plans to set CPUs apart: the commands, and the work that stays on these CPUs anyway.
 
 Nothing is run. kernel/cgroup/cpuset.c, kernel/irq/proc.c, kernel/workqueue.c,
 Documentation/admin-guide/kernel-parameters.txt.
@@ -35,11 +35,11 @@ GROUP = "set-apart"
 _GROUPS = "/sys/fs/cgroup"
 _WORKQUEUES = "/sys/devices/virtual/workqueue"
 _MASK_BITS = 32
-"""Bits of each part of a mask as the kernel reads them (lib/bitmap-str.c)."""
+"""Bits of each part of a mask as the kernel parses it (lib/bitmap-str.c)."""
 
 
 class PlanRefused(TargetError):
-    """CPUs that cannot be set apart as they are."""
+    """The CPUs cannot be set apart now: offline, in a set, or none would be left."""
 
 
 def make_plan(
@@ -54,9 +54,10 @@ def make_plan(
     """
     Return the plan to set CPUs apart.
 
+    :param wanted: Numbers of the CPUs to set apart.
     :param movable: Numbers of the interrupts whose affinity users may set.
-    :param tasks: Tasks that may run on the CPUs, and on few others.
-    :param partitions: The partitions that the kernel can make.
+    :param tasks: The tasks to list, see :func:`tasks_on`.
+    :param partitions: The kind of partition that the kernel can make.
     :raises NoSuchCpuError: if one of the CPUs does not exist
     :raises PlanRefused: if one is offline or set apart already, or no other is left
     """
@@ -74,7 +75,7 @@ def make_plan(
 
 
 def _others(chosen: Cpus, cpus: Sequence[Cpu], sets: Sequence[CpuSet]) -> Cpus:
-    """Return the CPUs that are left for all else."""
+    """Return the online CPUs of the default set that are left, after all checks."""
     by_number = {cpu.cpu: cpu for cpu in cpus}
     missing = [cpu for cpu in chosen if cpu not in by_number]
     if missing:
@@ -122,13 +123,13 @@ def _others(chosen: Cpus, cpus: Sequence[Cpu], sets: Sequence[CpuSet]) -> Cpus:
     return others
 
 
-# --- The commands that make the partition.
+# --- The commands of the plan.
 
 
 def _steps(
     chosen: Cpus, rest: Cpus, cpus: Sequence[Cpu], irqs: Sequence[Irq]
 ) -> Iterator[PlanStep]:
-    # Interrupts may go on to the CPUs of other sets.
+    # The CPUs of other sets may keep their interrupts.
     online = {cpu.cpu for cpu in cpus if cpu.online} - {*chosen}
     yield _interrupts(chosen, rest, online, irqs)
     yield PlanStep(
@@ -196,7 +197,7 @@ def _interrupts(
 
 def mask(cpus: Iterable[int]) -> str:
     """
-    Return CPUs as a mask, as the kernel reads them.
+    Return CPUs as a hexadecimal mask in the format that the kernel parses.
 
     >>> mask([0, 1, 33])
     '2,00000003'
@@ -290,7 +291,7 @@ def tasks_on(
     prog: drgn.Program,
 ) -> tuple[BoundTask, ...]:
     """
-    Return the tasks that may run on some CPUs, and not on all others without a set.
+    Return the tasks that may run on some CPUs, but not on all CPUs of the default set.
 
     :raises drgn.FaultError: if the number of CPUs cannot be read
     """

@@ -3,10 +3,10 @@
 """
 The network devices whose packets CPUs receive (net/core/dev.c).
 
-A device that has packets is in the list of those that its CPU is to poll, by a
-``struct napi_struct``; packets of devices without one wait in the CPU's own backlog.
-Between two packets of a flood neither is so. Then the stack that the CPU's interrupts
-and softirqs share still has pointers to what it polled last.
+The ``struct napi_struct`` of a device that has packets is in its CPU's poll list;
+packets of devices without one wait in the CPU's own backlog. Between two packets of a
+flood both are empty. Then the stack that the CPU's interrupts and softirqs share still
+has pointers to the ``struct napi_struct`` that the CPU polled last.
 """
 
 from collections import Counter
@@ -36,22 +36,22 @@ _MAX_DEVICES = 4096
 _MAX_QUEUES = 256
 _MAX_CPUS = 8192
 _IRQ_STACK_BYTES = 16384
-"""IRQ_STACK_SIZE of x86 without KASAN, and that of arm64."""
+"""IRQ_STACK_SIZE of x86 and arm64, without KASAN."""
 
 _COUNTS: Members = {
     "processed": ("processed",),
     "dropped": ("dropped",),
-    # In place of that two, by the parity of the node (seen in 7.3)
+    # Instead of ``dropped``, by the parity of the NUMA node (seen in 7.3)
     "even": ("drop_counters.drops0",),
     "odd": ("drop_counters.drops1",),
 }
 
 
 class Poll(Struct, frozen=True):
-    """What a CPU polls, or has polled last."""
+    """A poll of a network device for packets, by ``struct napi_struct``."""
 
     function: int
-    """Address of the driver's function, or of the one for the backlog."""
+    """Address of the driver's poll function, or of that of the CPU's backlog."""
 
     device: str | None
     """Name of the network device; ``None`` if unknown."""
@@ -62,17 +62,17 @@ class PacketCounts(Struct, frozen=True):
 
     processed: int
     dropped: int
-    """Those for which the CPU's backlog had no room."""
+    """Packets for which the CPU's backlog had no room."""
 
 
 _WRAP = 1 << 32
-"""The counts are of 32 bits, of some kernels with a sign."""
+"""Modulus of the counts: they have 32 bits, in some kernels with a sign."""
 
 
 def packets_delta(
     before: Mapping[int, PacketCounts], after: Mapping[int, PacketCounts]
 ) -> dict[int, PacketCounts]:
-    """Return the packets between two samples, of CPUs that are in both."""
+    """Return the packets between two samples by CPU, of CPUs that are in both."""
     return {
         cpu: PacketCounts(
             (now.processed - was.processed) % _WRAP,
@@ -84,7 +84,7 @@ def packets_delta(
 
 
 class Polls:
-    """Finds what CPUs poll. Reads nothing until it is asked."""
+    """Finds the network devices that CPUs poll; reads nothing before it is asked."""
 
     def __init__(self, reader: Reader, percpu: PerCpu, losses: LossLog) -> None:
         self._reader = reader
@@ -93,10 +93,11 @@ class Polls:
         self._losses = losses
 
     def of(self, cpu: int, task: int) -> Poll | None:
-        """Return what a CPU polls next, else what it has polled last.
+        """Return the next poll of a CPU, else in a dump its last one; ``None`` if
+        neither is known.
 
-        :param task: Address of the ``struct task_struct`` that it runs.
-        :raises drgn.FaultError: if its list cannot be read
+        :param task: Address of the ``struct task_struct`` that the CPU runs.
+        :raises drgn.FaultError: if the poll list cannot be read
         :raises MissingError: if the types are unknown
         """
         data = self._data(cpu)
@@ -117,7 +118,7 @@ class Polls:
         return Poll(int(data.backlog.poll), self._of_backlog(data))
 
     def counts(self) -> dict[int, PacketCounts]:
-        """Return the packets of each CPU; empty if the kernel has no such counts."""
+        """Return the packets since boot by CPU; empty if the kernel has no counts."""
         try:
             addresses = self._percpu.addresses("softnet_data")
             found = read_structs(
@@ -145,7 +146,7 @@ class Polls:
         return Poll(int(napi.poll), self._device_name(int(napi.dev)))
 
     def _of_backlog(self, data: drgn.Object) -> str | None:
-        """Return the device of the first packet in a backlog."""
+        """Return the device of the first packet in a backlog; ``None`` if unknown."""
         for queue in (data.process_queue, data.input_pkt_queue):
             first = queue.next
             if int(first) >= KERNEL_HALF and int(first) != int(queue.address_of_()):
@@ -170,9 +171,10 @@ class Polls:
         return offset_of(find_type(self._prog, "struct napi_struct"), member)
 
     def _last(self, cpu: int, task: int, backlog: int) -> int | None:
-        """Return the poll that most words of a CPU's stacks point to."""
+        """Return the address of the ``struct napi_struct`` that most words of a CPU's
+        stacks point to; ``None`` if no one has most, or on a live kernel."""
         if self._reader.is_live:
-            return None  # they change as they are read
+            return None  # stacks change as they are read
         known = np.array([backlog, *self._known], np.uint64)
         words = np.concatenate([*self._stacks(cpu, task), np.zeros(0, np.uint64)])
         found = Counter(words[np.isin(words, known)].tolist())
@@ -180,7 +182,7 @@ class Polls:
         return first[0] if first[1] > second[1] else None
 
     def _stacks(self, cpu: int, task: int) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yield the words of the stack of a CPU's interrupts, and of its task."""
+        """Yield the words of the stacks of a CPU's task and of its interrupts."""
         own = object_at(self._prog, "struct task_struct", task).stack
         ranges = [(int(own), stack_bytes(self._prog))]
         if (start := self._interrupt_stack(cpu)) is not None:
@@ -192,13 +194,14 @@ class Polls:
                 continue
 
     def _interrupt_stack(self, cpu: int) -> int | None:
-        """Return the start of the stack of a CPU's interrupts and softirqs.
+        """Return the start of the stack of a CPU's interrupts and softirqs; ``None`` if
+        not found.
 
-        arch/x86/kernel/irq_64.c: the pointer is that to the last word.
+        arch/x86/kernel/irq_64.c: the kernel's pointer is to the last word.
         """
         try:
             # "x86/percpu: Move irq_stack variables next to current_task" (in v6.2)
-            # put it into ``pcpu_hot``, up to v6.15.
+            # put it into ``pcpu_hot``, which v6.15 removed.
             offset = offset_of(
                 find_type(self._prog, "struct pcpu_hot"), "hardirq_stack_ptr"
             )
@@ -221,7 +224,7 @@ class Polls:
 
     @cached_property
     def _known(self) -> tuple[int, ...]:
-        """The addresses of the polls of all devices."""
+        """The addresses of the ``struct napi_struct`` of all devices."""
         try:
             return tuple(self._polls())
         except LOST as error:
@@ -230,7 +233,8 @@ class Polls:
 
     @cached_property
     def _steered(self) -> dict[int, str]:
-        """The device whose packets are steered to a CPU (RPS), if it is one alone."""
+        """Maps a CPU to the name of the device whose packets are steered to it (RPS);
+        without CPUs to which several are."""
         found: dict[int, set[str]] = {}
         try:
             for device in self._devices:
@@ -276,6 +280,7 @@ class Polls:
         return tuple(found[:_MAX_DEVICES])
 
     def _nodes(self, head: int, offset: int) -> list[int]:
-        """Return the structures of a list by where the node is in them."""
+        """Return the addresses of a list's structures, which have their node at
+        *offset*."""
         nodes = list_nodes(self._reader, head, self._losses, "network devices")
         return [int(node) - offset for node in nodes.tolist()]

@@ -63,7 +63,7 @@ def read_places(
 ) -> tuple[CpuPlace, ...]:
     """Return the topology of each CPU of ``percpu.cpus``.
 
-    Of a CPU that has never been online only the node is known.
+    For a CPU that has never been online only the node is known.
     """
     prog = reader.prog
     try:
@@ -169,7 +169,7 @@ def _has(prog: drgn.Program, name: str) -> bool:
 
 
 _MAX_NAME = 128
-"""Limit for names of hotplug states; the longest have some 40 bytes."""
+"""Maximum length of a hotplug state's name; the longest have some 40 bytes."""
 
 _HOTPLUG: Members = {"state": ("state",), "target": ("target",)}
 
@@ -226,11 +226,11 @@ def _index_in(siblings: Cpus, cpu: int) -> int | None:
 def _hotplug(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> list[tuple[str | None, str | None]]:
-    """Return the hotplug state of each CPU, and its target if not reached."""
+    """Return the hotplug state of each CPU, and the target state if not reached."""
     try:
         addresses = percpu.addresses("cpuhp_state")
     except MissingError as error:
-        # All kernels with SMP have it, also without CONFIG_HOTPLUG_CPU.
+        # Every SMP kernel has ``cpuhp_state``, also without CONFIG_HOTPLUG_CPU.
         losses.lose(Loss.HOTPLUG, f"cannot read steps of hot-plug: {error}")
         return [(None, None)] * len(percpu.cpus)
     found = read_structs(reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, losses)
@@ -253,7 +253,7 @@ def _hotplug(
 def _step_names(
     prog: drgn.Program, states: set[int], steps: Mapping[str, int], losses: LossLog
 ) -> Mapping[int, str]:
-    """Return the names of states in /sys/devices/system/cpu/hotplug/states.
+    """Return the names of *states*, as in /sys/devices/system/cpu/hotplug/states.
 
     States without a name there have the name of their enumerator.
     """
@@ -276,7 +276,7 @@ def _idle_states(
 ) -> list[tuple[str | None, int | None]]:
     """Return the name and number of each CPU's current idle state.
 
-    The run queue points to it while the CPU is in it (idle_set_state()).
+    The run queue points to the state while the CPU is in it (idle_set_state()).
     """
     found: dict[int, tuple[str | None, int | None]] = {0: (None, None)}
     for address in set(addresses) - {0}:
@@ -303,14 +303,14 @@ def _idle_depth(prog: drgn.Program, state: drgn.Object) -> int | None:
     return number if not between and 0 <= number < count else None
 
 
-# --- The rows of CPUs, built from the data read of each.
+# --- The rows of CPUs in the report, built from the data of each CPU.
 #
 # The kernel counts involuntary switches and migrations only by task. They are added to
 # the CPU that the task is or was last on; those of dead tasks are not included.
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """Data of the CPUs."""
+    """The data that make up the rows of CPUs; mappings are by CPU number."""
 
     cpus: Sequence[int]
     masks: CpuMasks
@@ -318,7 +318,11 @@ class Parts(Struct, frozen=True, kw_only=True):
     """CPUs that no interrupt of a device may go to."""
 
     sets: Mapping[int, str]
+    """Name of each CPU's set."""
+
     counters: Mapping[int, Mapping[str, int | None]]
+    """Counters of each CPU by the field of :class:`~msatools.cpus.model.Cpu`."""
+
     processors: Sequence[Processor]
     """Processors in the order of ``cpus``."""
 
@@ -378,7 +382,7 @@ def _states(
 def involuntary(
     tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
 ) -> Counts:
-    """Count involuntary context switches by CPU.
+    """Count the involuntary context switches of tasks by the CPU they were last on.
 
     :param cpus: CPUs of the result
     :param before: an earlier table, to count the switches since then
@@ -389,7 +393,7 @@ def involuntary(
 def moves(
     tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
 ) -> Counts | None:
-    """Count migrations by CPU; ``None`` if the kernel does not keep them.
+    """Count tasks' migrations by the CPU they were last on; ``None`` if not kept.
 
     :param cpus: CPUs of the result
     :param before: an earlier table, to count the migrations since then
@@ -408,7 +412,7 @@ def _by_cpu(
     numbers = tasks[column].astype(np.int64)
     if before is not None:
         rows, rows_before = _same(tasks, before)
-        # A new task counts with all its events.
+        # All events of a task that is new since *before* count.
         numbers[rows] -= before[column].astype(np.int64)[rows_before]
         numbers = np.maximum(numbers, 0)
     here = np.isin(tasks["cpu"], cpus)
@@ -421,7 +425,7 @@ def _by_cpu(
 def _same(
     tasks: TaskTable, before: TaskTable
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Find the tasks that are in both tables: their rows in each."""
+    """Return the rows in each table of the tasks that are in both."""
     now, then = (
         np.rec.fromarrays([table[name] for name in IDENTITY])
         for table in (tasks, before)

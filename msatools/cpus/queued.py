@@ -67,13 +67,13 @@ _LEAST_WEIGHT = 2
 _WRAP = 1 << 64
 
 Turn = tuple[tuple[bool, int, int], ...]
-"""Sort key of tasks. For each entity from the root group down to the task: whether it
-is not eligible, its deadline or vruntime, and its position in the kernel's tree, which
-breaks ties."""
+"""Sort key of a fair task: the task that runs first has the lowest. For each entity
+from the root group down to the task: whether it is not eligible, its deadline or
+vruntime, and its position in the kernel's tree, which breaks ties."""
 
 
 class FairTask(NamedTuple):
-    """A task on a run queue."""
+    """The turn of a fair task on a run queue."""
 
     turn: Turn
     throttled: bool
@@ -94,7 +94,7 @@ class _Entity(NamedTuple):
 
 
 class _Queue(NamedTuple):
-    """``struct cfs_rq``: the tasks and groups of a group on one CPU."""
+    """``struct cfs_rq``: the child entities of one group on one CPU."""
 
     zero: int
     curr: int
@@ -120,7 +120,7 @@ def read_fair(
 
     :param tasks: Addresses of tasks, including running ones, which count in averages.
     :param roots: Address of the root ``struct cfs_rq`` of each task's CPU.
-    :return: Turns by address, without tasks that cannot be read.
+    :return: Turns by the task's address, without tasks that cannot be read.
     """
     task = find_type(reader.prog, "struct task_struct")
     starts = tasks + np.uint64(offset_of(task, "se"))
@@ -234,7 +234,7 @@ def _in_tree(root: int, node: int, entities: dict[int, _Entity]) -> Iterator[int
 
 
 def _path(start: int, entities: dict[int, _Entity]) -> list[int]:
-    """Return an entity and all its parents; empty if one of them was not read."""
+    """Return an entity's and all its parents' addresses; empty if one was not read."""
     path: list[int] = []
     address = start
     while address:
@@ -276,7 +276,7 @@ def _signed(difference: int) -> int:
     return (difference + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
-# --- Finds the fair tasks that wait for their group's quota (cpu.max).
+# --- The fair tasks that wait for their group's quota (cpu.max).
 #
 # Since "sched/fair: Switch to task based throttle model" (in v6.18), such a task is on
 # no run queue: it is dequeued and put on a list of its group's queue
@@ -299,7 +299,7 @@ def quota_waiters(
         return  # before v6.18, or no quotas (CONFIG_CFS_BANDWIDTH=n)
     cpus = percpu.cpus.tolist()
     if not cpus:
-        return  # which is a loss already
+        return  # read_percpu() has recorded the loss
     queues = _limited_queues(reader, groups, percpu, losses)
     first = {"first": ("throttled_limbo_list.next",)}
     found = read_structs(reader, "struct cfs_rq", first, queues.ravel(), losses)
@@ -315,10 +315,10 @@ def _limited_queues(
     reader: Reader, groups: int, percpu: PerCpu, losses: LossLog
 ) -> Addresses:
     """
-    Return the queues of the groups that have a quota, or are below one that has.
+    Return the queues of the groups that have a quota, or are below such a group.
 
     :param groups: Address of the list of all groups.
-    :return: Addresses, shape ``(groups, cpus)``.
+    :return: Addresses of ``struct cfs_rq``, shape ``(groups, cpus)``.
     """
     group = find_type(reader.prog, "struct task_group")
     members = ("list", "cfs_bandwidth.quota", "parent", "cfs_rq")
@@ -353,7 +353,7 @@ def _is_limited(group: int, quotas: dict[int, int], parents: dict[int, int]) -> 
 
 
 def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Addresses:
-    """Return a group's queue on each CPU; NULL if they are lost."""
+    """Return the address of a group's queue on each CPU; all 0 if the array is lost."""
     try:
         return reader.words(array, int(percpu.cpus.max()) + 1)[percpu.cpus]
     except UNREADABLE as error:
@@ -361,7 +361,7 @@ def _elements(reader: Reader, array: int, percpu: PerCpu, losses: LossLog) -> Ad
         return np.zeros(len(percpu.cpus), np.uint64)
 
 
-# --- Find the tasks on each CPU's run queue, by class, without a walk of all tasks.
+# --- The tasks on each CPU's run queue, by class, without a walk of all tasks.
 #
 # kernel/sched: the fair class keeps a list of its tasks (rq->cfs_tasks) beside the
 # trees of its groups. One walk finds all of them, including those of throttled groups,
@@ -375,7 +375,7 @@ _RQ: Members = {
     "curr": ("curr",),
     "idle": ("idle",),
     "stop": ("stop",),
-    # The time when it went idle; 0 once a task was woken.
+    # The time when the CPU went idle; 0 once a task was woken.
     "idle_since": ("idle_stamp",),
     "deadline": ("dl.root.rb_root",),
     "realtime": _REALTIME,
@@ -395,7 +395,7 @@ _NODES = {
     "fair": ("se.group_node",),
     "ext": ("scx.runnable_node",),
 }
-"""The node of a task in the queue of each class."""
+"""Members of ``struct task_struct``: a task's node in the queue of each class."""
 
 _LIST_HEAD = 16
 _LIST_HEADS = _LIST_HEAD * np.arange(MAX_RT_PRIO, dtype=np.uint64)
@@ -405,7 +405,7 @@ _MAX_GROUPS = 256
 """Maximum number of realtime groups with tasks on one run queue."""
 
 _TRIES = 3
-"""Maximum attempts to walk a list of a live kernel, which may change meanwhile."""
+"""Maximum attempts to walk a list of a live kernel, which may change during a walk."""
 
 
 class QueuedTask(Struct, frozen=True):
@@ -417,7 +417,7 @@ class QueuedTask(Struct, frozen=True):
 
 
 class RunQueueLists(Struct, frozen=True):
-    """``struct rq`` of each CPU, in the order of ``PerCpu.cpus``."""
+    """``struct rq`` of each CPU and its tasks, in the order of ``PerCpu.cpus``."""
 
     rq: Structs
     roots: Addresses
@@ -436,7 +436,7 @@ class RunQueueLists(Struct, frozen=True):
 def read_queues(reader: Reader, percpu: PerCpu, losses: LossLog) -> RunQueueLists:
     """Read all run queues and find their tasks.
 
-    A damaged list is noted, and read up to the damage.
+    A damaged list is counted as lost, and read up to the damage.
 
     :raises MissingError: if no run queue can be found at all
     """
@@ -484,7 +484,7 @@ class _Walk:
         self._rt_lists = offset_of(find_type(prog, "struct rt_rq"), "active.queue")
 
     def tasks(self, rq: int, queues: Structs, row: int) -> Iterator[QueuedTask]:
-        """Find the tasks of one run queue."""
+        """Yield the tasks of the run queue at *rq*, whose members are in one row."""
         if self._stops[row]:
             yield QueuedTask(int(queues["stop"][row]), "stop")
         for address in self._deadline(rq, int(queues["deadline"][row])):
@@ -503,7 +503,7 @@ class _Walk:
                 yield QueuedTask(address, "ext")
 
     def _deadline(self, rq: int, root: int) -> list[int]:
-        """Find deadline tasks, in the order of their deadlines."""
+        """Return the addresses of deadline tasks, in the order of their deadlines."""
         if not root:
             return []
         tasks = []
@@ -527,12 +527,12 @@ class _Walk:
         return [address - to_node for _, address in sorted(tasks)]
 
     def _realtime(self, lists: int, heads: Addresses, seen: set[int]) -> Iterator[int]:
-        """Find realtime tasks, in the order of their priorities and lists.
+        """Yield the addresses of realtime tasks: by priority, then in list order.
 
         :param lists: Address of the list heads.
-        :param heads: The list heads, shape ``(MAX_RT_PRIO, 2)``.
-        :param seen: Lists of the groups walked so far: in a damaged dump groups may
-            form a loop.
+        :param heads: Pointers in the list heads, shape ``(MAX_RT_PRIO, 2)``.
+        :param seen: Addresses of the list heads of groups walked so far: in a damaged
+            dump groups may form a loop.
         """
         empty = np.uint64(lists) + _LIST_HEADS
         for priority in np.flatnonzero(heads[:, 0] != empty).tolist():
@@ -548,7 +548,7 @@ class _Walk:
                     yield from self._realtime(below, self._heads(below), seen)
 
     def _group(self, entity: int) -> int:
-        """Return the queue of a group; 0 if the entity is a task, or unreadable."""
+        """Return the address of a group's queue; 0 for a task, or if unreadable."""
         if self._rt_group is None:
             return 0
         try:

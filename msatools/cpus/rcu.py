@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""RCU's grace period, and who holds it up (kernel/rcu/tree.c, tree_plugin.h)."""
+"""RCU's grace period, and the tasks that wait for it (kernel/rcu/tree.c)."""
 
 from collections.abc import Sequence
 
@@ -27,13 +27,15 @@ _WAITS = (
 """Prefixes of the functions that wait for a grace period."""
 
 _OTHER_FLAVOURS = ("synchronize_rcu_tasks", "rcu_barrier_tasks")
-"""Of those, functions that wait for other readers, as synchronize_srcu() does."""
+"""Prefixes of functions that also match ``_WAITS``, but wait for the readers of Tasks
+RCU, not for a grace period of RCU."""
 
 _WORKER = frozenset({"synchronize_rcu_expedited_wait_once", "rcu_exp_wait_wake"})
-"""Functions of who runs an expedited grace period: a worker, or once who asked for it
-(kernel/rcu/tree_exp.h)."""
+"""Functions that run an expedited grace period: in a worker, or early in the boot in
+the task that asked for it (kernel/rcu/tree_exp.h)."""
 
 _EXPEDITED = ("synchronize_rcu_expedited", "exp_funnel_lock")
+"""Prefixes of the functions that wait for an expedited grace period."""
 
 
 def read_grace_period(
@@ -46,9 +48,9 @@ def read_grace_period(
 ) -> GracePeriod | None:
     """Read the state of RCU; ``None`` if it is lost, or the kernel has no tree RCU.
 
-    The tasks that wait for it are not looked for: see :func:`waiters`.
+    ``waiters`` is ``None``: see :func:`waiters`.
 
-    :param now_ns: CLOCK_MONOTONIC, as good as it is known.
+    :param now_ns: CLOCK_MONOTONIC, as exactly as it is known.
     """
     try:
         state = read_grace_period_state(reader, percpu, losses)
@@ -83,7 +85,7 @@ def read_grace_period(
 
 
 class _Tasks:
-    """The tasks at some addresses, in the words of the report."""
+    """Tasks at some addresses, read at once and returned as structs of the report."""
 
     def __init__(
         self, reader: Reader, clocks: Clocks, addresses: Sequence[int], losses: LossLog
@@ -91,7 +93,7 @@ class _Tasks:
         task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
         wanted = sorted({address for address in addresses if address})
         self._table = task_reader.read(wanted, losses)
-        # The class matters for the age of a task that waits for a CPU alone.
+        # Only the age of a task that waits for a CPU depends on its class.
         classes = np.zeros(len(self._table), np.uint8)
         self._ages, _ = ages(self._table, clocks, classes)
         self._letters = letters(self._table).tolist()
@@ -131,7 +133,7 @@ class _Tasks:
 
 
 def waiters(tasks: TaskTable, now: TaskState) -> tuple[GracePeriodTask, ...]:
-    """Return the tasks that wait for a grace period, the longest first."""
+    """Return the tasks that wait for a grace period, the longest wait first."""
     stacks = now.stacks
     by_stack = [_waits_in(stacks.names(stack)) for stack in stacks.unique]
     letter = letters(tasks).tolist()
@@ -154,18 +156,18 @@ class _StackWait(Struct, frozen=True):
     """The wait for a grace period that a stack shows."""
 
     function: str
-    """The outermost function that waits for one."""
+    """The outermost function on the stack that waits for a grace period."""
 
     is_expedited: bool
 
 
 def _waits_in(names: Sequence[str]) -> _StackWait | None:
-    # RCU's own threads and timers sleep in functions of other names, or further in.
+    # A worker runs the expedited grace period, and does not wait for one.
     if not _WORKER.isdisjoint(names) and "synchronize_rcu_expedited" not in names:
         return None
     found = [name for name in names if name.startswith(_WAITS)]
     if not found or found[-1].startswith(_OTHER_FLAVOURS):
         return None
-    # synchronize_rcu() asks for an expedited one where rcu_expedited is set.
+    # With rcu_expedited set, synchronize_rcu() calls synchronize_rcu_expedited().
     is_expedited = any(name.startswith(_EXPEDITED) for name in found)
     return _StackWait(found[-1].partition(".")[0], is_expedited)

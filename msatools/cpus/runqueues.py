@@ -36,7 +36,7 @@ from msatools.tasks.states import (
 )
 from msatools.tasks.table import TaskReader, TaskTable
 
-# --- Details of tasks on run queues.
+# --- Details of tasks on run queues: policy, priority, wait, throttling.
 
 
 _QUEUED = 1
@@ -58,7 +58,7 @@ _MORE: Members = {
 
 
 class QueuedTasks:
-    """Tasks at some addresses, read at once."""
+    """Tasks on run queues, read at once by their addresses."""
 
     def __init__(
         self, reader: Reader, addresses: Iterable[int], now: int, losses: LossLog
@@ -88,7 +88,7 @@ class QueuedTasks:
         return int(self._table["on_rq"][row]) == _QUEUED
 
     def sleeps(self, address: int) -> bool:
-        """Return whether a task sleeps on the run queue."""
+        """Return whether a task sleeps on the run queue (delayed dequeue, v6.12)."""
         return delays(self._table) and bool(
             self._table["sched_delayed"][self._rows[address]]
         )
@@ -108,7 +108,7 @@ class QueuedTasks:
         runs: bool = False,
         throttled: bool = False,
     ) -> RunnableTask:
-        """Return a waiting or running task."""
+        """Return a task that waits, or with *runs* one that runs."""
         row, table = self._rows[address], self._table
         policy = int(table["policy"][row])
         wait = self._since("last_arrival_ns" if runs else "last_queued_ns", row)
@@ -132,7 +132,7 @@ class QueuedTasks:
         )
 
     def _may_have_slept(self, row: int) -> bool:
-        """Return whether its time on the queue may include sleep.
+        """Return whether a task's time on the queue may include sleep.
 
         A delayed sleeper that moves to another CPU is queued there while it sleeps
         (v6.12), and loses its exec_start until it runs (migrate_task_rq_fair()).
@@ -144,16 +144,17 @@ class QueuedTasks:
         return None if found is None else found.text
 
     def _since(self, column: str, row: int) -> int | None:
-        """Return the time since a stamp; ``None`` without CONFIG_SCHED_INFO."""
+        """Return the time since the stamp in a column, in ns; ``None`` if there is no
+        stamp, as without CONFIG_SCHED_INFO."""
         if not self._table.has(column) or not self._table[column][row]:
             return None
         return max(self._now - int(self._table[column][row]), 0)
 
 
 def idle_task(cpu: int, since: int | None) -> RunnableTask:
-    """Return the idle task of a CPU, without a read (init_idle()).
+    """Return the idle task of a CPU without reading it: init_idle() fixes its values.
 
-    :param since: time that it has been running
+    :param since: time that it has been running, in ns; ``None`` if unknown
     """
     return RunnableTask(
         pid=0,
@@ -195,12 +196,12 @@ def _classes(prog: drgn.Program) -> dict[int, SchedClass]:
 # --- Run queues: the running task, the waiting tasks, and the lag of the clock.
 #
 # kernel/sched/core.c: a run queue's clock is updated by each tick and by each change of
-# the queue. So it stands while the CPU is idle or runs one task without a tick, and
-# while interrupts are off.
+# the queue. So it stands still while the CPU is idle or runs one task without a tick,
+# and while interrupts are off.
 
 
 LATE_NS = 1_000_000_000
-"""Interrupts are taken to be off if a timer's interrupt is late by this much.
+"""Minimum delay of a timer's interrupt from which on interrupts are taken to be off.
 
 They are usually off for microseconds, and for up to some 0.1 s by a serial console,
 firmware or a busy hypervisor. The kernel's own detector waits for 10 s
@@ -225,11 +226,11 @@ def read_run_queues(
 
     Fair tasks are in the order of :func:`msatools.cpus.queued.read_fair`; throttled
     tasks of all classes come last. A task that sleeps on the queue (delayed dequeue,
-    v6.12) does not wait. The number of tasks is compared with ``nr_running``, and a
-    difference noted.
+    v6.12) is not among the waiting ones. In a dump the number of tasks found is
+    compared with ``nr_running``, and a difference noted.
 
-    :param tasks: All tasks, if they have been read: deadline tasks that are throttled
-        are on no queue and on no list.
+    :param tasks: All tasks, if they have been read: throttled deadline tasks, which are
+        on no queue and no list, are found only among these.
     :param crash_cpu: The CPU that the kernel crashed on, if it did.
     :raises MissingError: if no run queue can be found at all
     """
@@ -246,7 +247,7 @@ def read_run_queues(
         if not rq.readable[row]:
             continue
         runs, running = int(rq["curr"][row]), int(rq["running"][row])
-        # In a zeroed page both pointers are NULL.
+        # In a zeroed page curr and idle are both NULL: that is no idle CPU.
         is_online, is_idle = cpu in online, 0 != runs == int(rq["idle"][row])
         current: RunnableTask | None = None
         if is_online and is_idle:
@@ -275,7 +276,7 @@ def read_run_queues(
             )
         )
         if not reader.is_live:
-            # On a live kernel they change meanwhile.
+            # On a live kernel queue and count change between the reads.
             counted = {t.address for t in on_queue[row] if not _is_out(t, turns)}
             number = sum(known.is_queued(address, cpu) for address in counted | {runs})
             _check(
@@ -287,15 +288,15 @@ def read_run_queues(
 def lag_why(
     *, online: bool, idle: bool, tick_stopped: bool | None, late_ns: int | None
 ) -> LagWhy | None:
-    """Return why the clock of a CPU lags; ``None`` if it does not, or if unknown.
+    """Return why a run queue's clock lags; ``None`` if it does not, or if unknown.
 
     ``tick stopped``: the CPU runs a task without a tick (nohz_full). ``interrupts
     off``: a timer's interrupt is late by :data:`LATE_NS`; a hypervisor that does
-    not run the CPU looks the same. The clock itself is no evidence, as other CPUs
+    not run the CPU has the same effect. The clock itself is no evidence, as other CPUs
     update it, too, when they wake tasks there or balance load. A crashing kernel has
     interrupts off while it reports the crash.
 
-    :param late_ns: Delay of a timer's interrupt; ``None`` if unknown.
+    :param late_ns: Delay of a timer's interrupt, in ns; ``None`` if unknown.
     """
     if not online:
         return "offline"
@@ -307,15 +308,16 @@ def lag_why(
 
 
 def tick_delay(ticks: TickSched, row: int, lag: int | None) -> int | None:
-    """Return the delay of a timer's interrupt on an online CPU; ``None`` if unknown.
+    """Return the delay of a timer's interrupt on an online CPU, in ns; below 0 if none
+    is due yet, ``None`` if unknown.
 
     :param row: The CPU's row in ``PerCpu.cpus``.
-    :param lag: The lag of its run queue's clock, in nanoseconds.
+    :param lag: The lag of its run queue's clock, in ns.
     """
     due, ticked = ticks.due_ns[row], ticks.ticked_ns[row]
     late = [] if due is None else [ticks.latest_ns - due]
     if ticks.stopped[row] is False:
-        # While a timer's interrupt is being handled, none is due.
+        # ``due_ns`` is None while a timer's interrupt is being handled.
         if ticked is not None:
             late.append(ticks.latest_ns - ticked)
         elif due is None and lag is not None:
@@ -326,7 +328,7 @@ def tick_delay(ticks: TickSched, row: int, lag: int | None) -> int | None:
 def _turns(
     reader: Reader, queues: RunQueueLists, losses: LossLog
 ) -> Mapping[int, FairTask]:
-    """Return the turns of the fair tasks, by address."""
+    """Return the turns of the queued fair tasks, by the task's address."""
     fair = [
         (task.address, root)
         for tasks, root in zip(queues.tasks, queues.roots.tolist(), strict=True)
@@ -385,7 +387,7 @@ def _read_tasks(
     now: int,
     losses: LossLog,
 ) -> QueuedTasks:
-    """Read all queued and running tasks but the idle tasks."""
+    """Read all queued and running tasks except the idle tasks."""
     addresses = {task.address for tasks in on_queue for task in tasks}
     addresses.update(queues.rq["curr"].tolist())
     addresses.difference_update([0, *queues.rq["idle"].tolist()])
@@ -408,10 +410,10 @@ def _waiting(
     runs: int,
     cpu: int,
 ) -> tuple[RunnableTask, ...]:
-    """Return the tasks that wait for a CPU, the next first."""
+    """Return the tasks that wait for a CPU that runs *runs*, the next to run first."""
 
     def turn(task: QueuedTask) -> tuple[object, ...]:
-        # Tasks of the other classes are in order.
+        # The sort is stable: tasks of other classes are in order already.
         fair = turns[task.address].turn if task.address in turns else ()
         return _is_out(task, turns), _ORDER.index(task.sched_class), fair
 
@@ -429,9 +431,9 @@ def _waiting(
 
 
 def _check(cpu: int, running: int, found: range, losses: LossLog) -> None:
-    """Note if the kernel's count of tasks differs from the number found.
+    """Note if the kernel's count of tasks is not in the range of numbers found.
 
-    It includes delayed sleepers, and excludes throttled tasks.
+    The count includes delayed sleepers, and excludes throttled tasks.
     """
     if running not in found:
         losses.lose(Loss.QUEUES_DIFFER)

@@ -41,9 +41,10 @@ from msatools.selfdesc.find import (
 
 # --- Cpusets: which CPUs and memory nodes the tasks of control groups may use.
 #
-# kernel/cgroup/cpuset.c. A struct cpuset begins with its css, which links it into a
-# tree. In the default hierarchy (cgroup v2) a cpuset can be a partition, which has its
-# CPUs exclusively; in a hierarchy of its own (v1) flags make CPUs exclusive.
+# kernel/cgroup/cpuset.c. A struct cpuset begins with its struct cgroup_subsys_state,
+# which links it into a tree. In the default hierarchy (cgroup v2) a cpuset can be a
+# partition, which has its CPUs exclusively; in a hierarchy of its own (v1) flags make
+# CPUs exclusive.
 
 
 MAX_CPUSETS = 1 << 18
@@ -83,22 +84,22 @@ class Cpuset(Struct, frozen=True):
     """Path of its control group as in /proc/PID/cgroup; ``None`` if unreadable."""
 
     asked: Cpus
-    """``cpuset.cpus``."""
+    """The requested CPUs: ``cpuset.cpus``; empty if none, or if lost."""
 
     effective: Cpus
-    """``cpuset.cpus.effective``."""
+    """The CPUs that its tasks may use: ``cpuset.cpus.effective``; empty if lost."""
 
     exclusive: Cpus | None
-    """``cpuset.cpus.exclusive``."""
+    """The requested exclusive CPUs: ``cpuset.cpus.exclusive``."""
 
     effective_exclusive: Cpus | None
-    """``cpuset.cpus.exclusive.effective``."""
+    """The granted exclusive CPUs: ``cpuset.cpus.exclusive.effective``."""
 
     asked_nodes: Nodes
-    """``cpuset.mems``."""
+    """The requested memory nodes: ``cpuset.mems``."""
 
     nodes: Nodes
-    """``cpuset.mems.effective``."""
+    """The memory nodes that its tasks may use: ``cpuset.mems.effective``."""
 
     partition: Partition
     """The requested kind: ``cpuset.cpus.partition``."""
@@ -110,17 +111,18 @@ class Cpuset(Struct, frozen=True):
     """Why it is invalid, in the kernel's words (v6.1 and later)."""
 
     exclusive_flag: bool
-    """Whether siblings may not have its CPUs: ``cpuset.cpu_exclusive`` of v1."""
+    """Whether siblings may not have its CPUs: ``cpuset.cpu_exclusive`` of cgroup v1."""
 
     balance_flag: bool
-    """``cpuset.sched_load_balance`` of v1."""
+    """Whether the scheduler is to balance load among its CPUs:
+    ``cpuset.sched_load_balance`` of cgroup v1."""
 
 
 class Cpusets(Struct, frozen=True):
-    """The kernel's cpusets, and of which version of cgroups they are."""
+    """The kernel's cpusets, and their cgroup version."""
 
     all: tuple[Cpuset, ...]
-    """The root, then each after its parent; empty if the kernel has no cpusets."""
+    """The root first, each cpuset after its parent; empty if the kernel has none."""
 
     unified: bool
     """Whether the controller is in the default hierarchy (cgroup v2)."""
@@ -132,7 +134,7 @@ class Cpusets(Struct, frozen=True):
 
 
 def read_cpusets(reader: Reader, losses: LossLog) -> Cpusets:
-    """Read all cpusets that are online; count those that cannot be read."""
+    """Read all online cpusets; those that cannot be read are counted as lost."""
     try:
         root = find_variable(reader.prog, "top_cpuset").address_
         addresses = np.fromiter(_walk(reader, root, losses), np.uint64)
@@ -237,7 +239,8 @@ def _masks(
     found: Structs,
     losses: LossLog,
 ) -> list[Cpus | None]:
-    """Read one mask of each cpuset; ``None`` if it has none, or it is unreadable."""
+    """Read one of ``_MASKS`` of each cpuset; ``None`` if this kernel lacks the mask, or
+    it is unreadable."""
     if found.has(name):
         pointers = found[name].astype(np.uint64)
     else:
@@ -271,7 +274,7 @@ def _nodes(found: Structs, name: str, row: int) -> Nodes:
 
 
 def _partition(found: Structs, row: int, losses: LossLog) -> Partition:
-    # Partitions exist since v5.0.
+    # Before v5.0 there are no partitions.
     if not found.has("state"):
         return "member"
     state = abs(int(found["state"][row]))
@@ -300,7 +303,7 @@ def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | 
 
 
 class _Flags:
-    """Bits of a cpuset's flags; they differ by version: v7.0 has no CS_ONLINE."""
+    """Tests flags of cpusets, whose bits differ by version: v7.0 has no CS_ONLINE."""
 
     def __init__(self, prog: drgn.Program) -> None:
         self._exclusive = constant(prog, "CS_CPU_EXCLUSIVE")
@@ -314,21 +317,21 @@ class _Flags:
 
 
 PartitionKind = Literal["isolated", "root", "version-1", "none"]
-"""The most that a kernel can do to set CPUs apart: an isolated partition; one whose
-CPUs balance their load; no partition, as the controller is in a hierarchy of cgroup v1;
-or no cpusets at all."""
+"""The strictest partition that a kernel can make: an isolated one; one whose CPUs
+balance their load; none, as the controller is in a hierarchy of cgroup v1; none, as the
+kernel has no partitions or no cpusets."""
 
 
 def partition_kind(prog: drgn.Program) -> PartitionKind:
-    """Return which partitions of CPUs a kernel can make."""
+    """Return the strictest kind of partition that a kernel can make."""
     try:
         cpuset = find_type(prog, "struct cpuset")
         if not _is_unified(prog):
             return "version-1"
     except LOST:
         return "none"
-    # "cgroup/cpuset: Add a new isolated cpus.partition type" (f28e22441f35), and the
-    # reasons of the same series (7476a636d310, in v6.1)
+    # "cgroup/cpuset: Add a new isolated cpus.partition type" (f28e22441f35) added no
+    # member, but 7476a636d310 of the same series did (in v6.1).
     if cpuset.has_member("prs_err"):
         return "isolated"
     # "cpuset: Add new v2 cpuset.sched.partition flag" (in v5.0)
@@ -336,7 +339,7 @@ def partition_kind(prog: drgn.Program) -> PartitionKind:
 
 
 def _is_unified(prog: drgn.Program) -> bool:
-    """Return whether the controller is bound to the default hierarchy."""
+    """Return whether the cpuset controller is in the default hierarchy (cgroup v2)."""
     default: int = find_variable(prog, "cgrp_dfl_root").address_
     return int(find_variable(prog, "cpuset_cgrp_subsys").root.value_()) == default
 
@@ -355,18 +358,19 @@ PARTITIONS: tuple[SetKind, ...] = ("root", "isolated")
 """Kinds of sets with exclusive CPUs."""
 
 BOOT: tuple[SetKind, ...] = ("isolcpus", "nohz_full")
-"""Kinds of sets of the command line, by precedence."""
+"""Kinds of sets of the command line: a CPU of both is in the first."""
 
 
 def read_sets(
     reader: Reader, domains: RootDomains, masks: CpuMasks, losses: LossLog
 ) -> tuple[CpuSet, ...]:
-    """Find all sets, without their tasks and interrupts.
+    """Return all sets, without their tasks and interrupts.
 
     The default set comes first; then partitions and invalid ones, each after its
     parent; then sets of the command line; then cpusets that limit their tasks. Only
-    online CPUs are included. A cpuset that requests nothing is not a set; in cgroup v1,
-    where all do, neither is one that equals its parent.
+    online CPUs are included. A cpuset that requests nothing is not a set. In cgroup v1,
+    where each requests CPUs, one with the same CPUs, nodes and flags as its parent is
+    not a set either.
     """
     cpusets = read_cpusets(reader, losses)
     online = set(masks.online)
@@ -394,7 +398,7 @@ def read_sets(
 
 
 def with_reason(one: CpuSet, online: Collection[int]) -> CpuSet:
-    """Add the reason of an invalid partition if the kernel has none."""
+    """Add a reason to an invalid partition that has none, if its CPUs are offline."""
     asked = {*(one.asked or ())}
     if one.kind != "invalid" or one.reason or not asked or asked & {*online}:
         return one
@@ -404,10 +408,10 @@ def with_reason(one: CpuSet, online: Collection[int]) -> CpuSet:
 
 
 def set_of_cpus(sets: Sequence[CpuSet], cpus: Iterable[int]) -> dict[int, str]:
-    """Return the name of the set of each CPU.
+    """Return the name of the set of each CPU, by CPU.
 
     It is the deepest valid partition with the CPU; else ``isolcpus``, else
-    ``nohz_full``, else ``default``. An offline CPU is in the partition that would get
+    ``nohz_full``, else ``default``. An offline CPU is in the partition that asks for
     it.
     """
     names = dict.fromkeys(cpus, DEFAULT)
@@ -420,7 +424,7 @@ def set_of_cpus(sets: Sequence[CpuSet], cpus: Iterable[int]) -> dict[int, str]:
 
 
 def _by_rank(sets: Sequence[CpuSet]) -> Iterator[CpuSet]:
-    """Yield the sets that CPUs can be in, by ascending precedence."""
+    """Yield the sets that a CPU can belong to; a later one has precedence."""
     for kind in reversed(BOOT):
         yield from (one for one in sets if one.kind == kind)
     for one in sets:
@@ -429,7 +433,7 @@ def _by_rank(sets: Sequence[CpuSet]) -> Iterator[CpuSet]:
 
 
 class _Made(Struct, frozen=True, kw_only=True):
-    """A set before its root domain is known."""
+    """A set before its root domain is known, with CPUs that may be offline."""
 
     name: str
     kind: SetKind
@@ -463,7 +467,7 @@ class _Made(Struct, frozen=True, kw_only=True):
 
 
 def _asking(cpusets: Cpusets) -> Iterator[Cpuset]:
-    """Yield the cpusets that are sets of their own, without the root."""
+    """Yield the cpusets that count as sets, see :func:`read_sets`, without the root."""
     by_address = {one.address: one for one in cpusets.all}
     for one in cpusets.all:
         if not one.parent:

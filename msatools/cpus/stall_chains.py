@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Chains of waits between CPUs, from a CPU that stalls to what holds it up. Pure.
+"""Chains of waits between CPUs, from a CPU that stalls to its cause. Pure.
 
-Also the evidence that was read, and what CPUs and tasks do, in words.
+Also the struct of the evidence, and texts for what CPUs and tasks do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,31 +25,33 @@ from msatools.cpus.model import (
 from msatools.reports.units import ranges
 from msatools.tasks.waits import function_text
 
-# --- The evidence of stalls that was read, before anything follows from it.
+# --- The evidence of stalls, as read from the kernel.
 
 
 STALL_NS = 1_000_000_000
-"""What stands still for less is not looked at: a turn of other tasks, a busy host."""
+"""Minimum time without progress: less may be a turn of other tasks, or a busy host."""
 
 
 class StallEvidence(Struct, frozen=True, kw_only=True):
-    """Everything that was read."""
+    """The evidence of stalls that was read."""
 
     limits: StallLimits
     cpus: Mapping[int, HeldCpu]
+    """The examined CPUs, by number."""
+
     queues: Sequence[RunQueue]
     rcu: GracePeriod | None
     calls: Sequence[CrossCall]
     stop_machine: StopMachine | None
     timers: Sequence[OverdueTimer]
     halted_ns: int | None = None
-    """Time since a crashing kernel stopped its other CPUs: no stall grows by it."""
+    """Time since a crashing kernel stopped its other CPUs, which no stall includes."""
 
     found: frozenset[StallKind] = frozenset()
-    """What the kernel crashed because of."""
+    """The kinds of stall that the kernel itself reported as the reason of its crash."""
 
 
-# --- What CPUs and tasks do and wait for, in words.
+# --- Texts for what CPUs and tasks do and wait for.
 
 
 _NAMED = 4
@@ -62,7 +64,7 @@ def functions_text(calls: Sequence[CrossCall]) -> str:
 
 
 def starved_text(held: HeldCpu) -> str:
-    """Return which threads a task keeps from its CPU although it may be preempted."""
+    """Return threads of softirqs and RCU that realtime or user mode keeps waiting."""
     if not held.starved or (held.policy is None and held.mode != "user"):
         return ""
     return f", and {', '.join(held.starved[:_NAMED])} could not run"
@@ -71,7 +73,7 @@ def starved_text(held: HeldCpu) -> str:
 def doing_text(held: HeldCpu, called: str) -> str:
     """Return what a CPU does: ``pid 98 kworker is in f with interrupts off``.
 
-    :param called: The functions that it waits for, which others are to run.
+    :param called: The functions that it waits for other CPUs to run.
     """
     task = "it"
     if held.pid == 0:
@@ -101,7 +103,7 @@ def doing_text(held: HeldCpu, called: str) -> str:
 
 
 def _state(held: HeldCpu) -> str:
-    """Return what is off: interrupts, else softirqs, else preemption."""
+    """Return what is disabled: interrupts, else softirqs, else preemption."""
     if held.why in ("host", "interrupt"):
         return ""
     if held.interrupts == "off":
@@ -110,7 +112,7 @@ def _state(held: HeldCpu) -> str:
         return ""
     if held.softirq_count:
         return "softirqs off"
-    # It is always off in the idle task.
+    # Preemption is always off in the idle task.
     if held.preempt_count and held.pid:
         return "preemption off"
     return ""
@@ -161,7 +163,7 @@ _WEIGHT: Mapping[Confidence, int] = {"exact": 0, "likely": 1, "evidence": 2}
 
 
 class StallCause(Struct, frozen=True):
-    """Where a chain of waits ends, and its steps."""
+    """The end of a chain of waits, and its steps."""
 
     steps: tuple[str, ...]
     """The steps to the cause, one line each; each line begins with the CPU's number."""
@@ -170,7 +172,11 @@ class StallCause(Struct, frozen=True):
     """The first step without its CPU."""
 
     confidence: Confidence
+    """That of the weakest step."""
+
     cpu: int | None
+    """The CPU at the end; ``None`` if the cause is not known."""
+
     pid: int | None
 
 
@@ -196,16 +202,16 @@ class WaitChains:
         self._causes: dict[int, StallCause] = {}
 
     def lasted(self, span_ns: int | None) -> int:
-        """Return how long something had lasted when the kernel crashed, if it did."""
+        """Return a span less the time since a crash stopped the CPUs; 0 if ``None``."""
         return max((span_ns or 0) - (self._evidence.halted_ns or 0), 0)
 
     def late(self, cpu: int) -> int:
-        """Return the delay of a CPU's timer interrupt; 0 if unknown."""
+        """Return the delay of a CPU's timer interrupt in ns; 0 if unknown."""
         held = self.cpus.get(cpu)
         return 0 if held is None else self.lasted(held.tick_late_ns)
 
     def waiting(self, queue: RunQueue) -> list[RunnableTask]:
-        """Return the tasks that have waited for a CPU for long."""
+        """Return the tasks that have waited for a CPU for ``STALL_NS`` or longer."""
         return [
             task
             for task in queue.waiting
@@ -213,7 +219,7 @@ class WaitChains:
         ]
 
     def is_idle(self, cpu: int) -> bool:
-        """Return whether a CPU is idle, and not because it takes no interrupts."""
+        """Return whether a CPU is idle, and takes its timer interrupts."""
         queue = self.queues.get(cpu)
         if self.late(cpu) >= STALL_NS:
             return False
@@ -221,7 +227,8 @@ class WaitChains:
         return current is not None and current.sched_class == "idle"
 
     def runs_instead(self, task: GracePeriodTask) -> RunningTask | None:
-        """Return the task that has the CPU which another one waits for."""
+        """Return the task that runs on the CPU for which *task* waits; ``None`` if it
+        waits for none, or the CPU is idle."""
         for cpu, queue in self.queues.items():
             if any(each.pid == task.pid for each in queue.waiting):
                 current = queue.current
@@ -231,7 +238,8 @@ class WaitChains:
         return None
 
     def depends(self, cpu: int) -> str:
-        """Return ``; cpu2-3 wait for it``: the CPUs whose chain ends there, if any."""
+        """Return ``; cpu2-3 wait for it``: the CPUs whose chains end at *cpu*; else
+        empty."""
         others = [
             other
             for other, held in self.cpus.items()
@@ -242,13 +250,13 @@ class WaitChains:
         return f"; {cpus_text(others)} {'waits' if len(others) == 1 else 'wait'} for it"
 
     def cause(self, cpu: int) -> StallCause:
-        """Follow what a CPU waits for to where it ends."""
+        """Return the end of the chain of waits that begins at a CPU."""
         if cpu not in self._causes:
             self._causes[cpu] = self._follow(cpu)
         return self._causes[cpu]
 
     def _follow(self, cpu: int) -> StallCause:
-        """Return the cause of a CPU's stall, a step at a time."""
+        """Follow the chain of waits that begins at a CPU, a step at a time."""
         steps: list[str] = []
         first = ""
         confidence: Confidence = "exact"
@@ -270,7 +278,7 @@ class WaitChains:
             steps.append(f"cpu{at}: {step}")
             confidence = max(confidence, how, key=lambda each: _WEIGHT[each])
             if following is None:
-                # On a running kernel what a CPU does is not known.
+                # On a running kernel the registers of a CPU are not known.
                 is_known = held.mode is not None and not _is_open(held)
                 return StallCause(
                     tuple(steps),
@@ -283,7 +291,8 @@ class WaitChains:
         raise AssertionError("a chain ends at a CPU")
 
     def _step(self, held: HeldCpu) -> tuple[str, int | None, Confidence]:
-        """Return a step of a chain, the CPU of the next one, and how it is known."""
+        """Return a step of a chain, the CPU that this one waits for, if any, and the
+        confidence."""
         starved = starved_text(held)
         wanted = held.wanted
         text = doing_text(held, self._called(held.cpu))
@@ -307,12 +316,12 @@ class WaitChains:
             missing = stop.missing[0]
             if missing != held.cpu and missing in self.cpus:
                 return text, missing, "exact"
-        # A stack shows one moment only: who ticks may be elsewhere at the next.
+        # A stack shows one moment: a CPU that takes ticks may soon do something else.
         is_moment = held.why == "interrupt" and self.late(held.cpu) < STALL_NS
         return text + starved, None, "evidence" if is_moment else "exact"
 
     def _called(self, cpu: int) -> str:
-        """Return the functions that a CPU waits for, which others are to run."""
+        """Return the functions that a CPU waits for other CPUs to run."""
         calls = [call for call in self._evidence.calls if call.caller == cpu]
         return functions_text(calls)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What stands still, by the evidence of stalls, grace periods of RCU included. Pure."""
+"""Find stalls of CPUs, RCU's grace periods and timers in the evidence. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -30,14 +30,15 @@ from msatools.cpus.stall_chains import (
 )
 from msatools.reports.units import duration
 
-# --- Who holds up a grace period of RCU. Pure.
+# --- The CPUs and readers that hold up a grace period of RCU. Pure.
 
 
 _QUIET_NS = 2_000_000_000
-"""RCU's thread wakes up several times a second while a grace period lasts."""
+"""Minimum time without activity of RCU's thread that means that it cannot run:
+it wakes up several times a second while a grace period lasts."""
 
 _NAMED = 4
-"""Maximum number of readers that are followed."""
+"""Maximum number of readers for which there is a step."""
 
 
 class GracePeriodHolders:
@@ -76,7 +77,7 @@ class GracePeriodHolders:
         causes = [(cpu, self._chains.cause(cpu)) for cpu in held]
         if causes:
             roots = [cause.cpu for _, cause in causes]
-            # The CPU at the end of most chains; of these, the one with most steps.
+            # The CPU at which most chains end; of these chains, the longest.
             _, cause = max(
                 causes, key=lambda each: (roots.count(each[1].cpu), len(each[1].steps))
             )
@@ -109,7 +110,7 @@ class GracePeriodHolders:
         return text, unknown, ()
 
     def _reader(self, task: GracePeriodTask) -> str:
-        """Return what a reader that has left its CPU does."""
+        """Return what a reader that was preempted, or sleeps, does now."""
         blocker = self._in_the_way(task)
         if blocker is not None:
             return (
@@ -118,7 +119,7 @@ class GracePeriodHolders:
             )
         since = "" if task.wait_ns is None else f" for {duration(task.wait_ns)}"
         if task.cpu is not None:
-            # It is recorded until it has ended, also when it runs again.
+            # RCU records the reader until it has ended, also when it runs again.
             queue = self._chains.queues.get(task.cpu)
             current = None if queue is None else queue.current
             does = f"has had no turn on cpu{task.cpu}{since}"
@@ -137,7 +138,7 @@ class GracePeriodHolders:
         return StallCause((), "", "exact", blocker.cpu, blocker.pid)
 
     def _in_the_way(self, task: GracePeriodTask) -> RunningTask | None:
-        """Return what runs instead of a reader that has had no turn for long."""
+        """Return the task that runs instead of a reader that has waited for long."""
         if task.wait_ns is not None and task.wait_ns < STALL_NS:
             return None
         return self._chains.runs_instead(task)
@@ -145,7 +146,7 @@ class GracePeriodHolders:
     def _keeps_from_running(
         self, thread: GracePeriodTask | None
     ) -> tuple[StallCause, str] | None:
-        """Return what keeps RCU's thread from running, if something does."""
+        """Return what keeps RCU's thread from running, and a text, if anything does."""
         if thread is None or (thread.wait_ns or 0) < _QUIET_NS:
             return None
         blocker = self._chains.runs_instead(thread)
@@ -161,14 +162,14 @@ class GracePeriodHolders:
         if call is not None:
             cause = self._chains.cause(call.cpu)
             return cause, f"cpu{call.cpu} is to wake it: {cause.first}"
-        # Its timer is with a CPU that takes no interrupts.
+        # The timer that is to wake the thread is on a CPU that takes no interrupts.
         if thread.cpu is not None and self._chains.late(thread.cpu) >= STALL_NS:
             cause = self._chains.cause(thread.cpu)
             return cause, cause.steps[0]
         return None
 
     def _wakes(self, pid: int) -> CrossCall | None:
-        """Return the wake-up of a task that a CPU does not do, as it is late."""
+        """Return the queued wake-up of a task on a CPU that takes no interrupts."""
         return next(
             (
                 call
@@ -179,10 +180,12 @@ class GracePeriodHolders:
         )
 
 
-# --- What stands still, by the evidence of stalls. Pure.
+# --- The stalls of each kind. Pure.
 
 
 _FIRST = ("deadline", "realtime")
+"""Classes whose tasks may run for any time while others wait."""
+
 _KINDS: Sequence[StallKind] = (
     *("no-tick", "no-switch", "stop-machine", "starved", "grace-period"),
     *("cross-call", "timers"),
@@ -190,7 +193,7 @@ _KINDS: Sequence[StallKind] = (
 
 
 def find_stalls(evidence: StallEvidence) -> tuple[Stall, ...]:
-    """Return all findings, the worst first; those below their limit last."""
+    """Return all stalls, the worst first; those below their limit last."""
     finder = _StallFinder(evidence)
     found = [
         *finder.without_ticks(),
@@ -214,7 +217,7 @@ def find_stalls(evidence: StallEvidence) -> tuple[Stall, ...]:
 
 
 def found_by_kernel(message: str | None) -> frozenset[StallKind]:
-    """Return what a kernel says that it crashed because of."""
+    """Return the kinds of stall that the message of a crash names as its reason."""
     kinds: Mapping[str, StallKind] = {
         "softlockup": "no-switch",
         "Hard LOCKUP": "no-tick",
@@ -224,7 +227,7 @@ def found_by_kernel(message: str | None) -> frozenset[StallKind]:
 
 
 class _StallFinder:
-    """Finds the stalls of each kind; each CPU is reported once, if it stalls itself."""
+    """Finds the stalls of each kind; a CPU that itself stalls is reported once."""
 
     def __init__(self, evidence: StallEvidence) -> None:
         self._evidence = evidence
@@ -309,7 +312,7 @@ class _StallFinder:
                 waiting=len(late),
             )
 
-    # --- what CPUs do together
+    # --- several CPUs
 
     def stop_machine(self) -> Iterator[Stall]:
         stop = self._evidence.stop_machine
@@ -363,10 +366,12 @@ class _StallFinder:
             )
 
     def _called_for(self, callers: Sequence[int], late: int) -> int:
-        """Return the longest time that CPUs can have waited for a call.
+        """Return the longest time that CPUs can have waited for a call, in ns.
 
         With preemption off it is at most the time that they have run the same task.
-        Newer kernels wait for some calls with preemption on.
+        Newer kernels wait for some calls with preemption on: then it is *late*.
+
+        :param late: Delay of the timer interrupt of the CPU that was called.
         """
         ran = [late]
         for caller in callers:
@@ -377,7 +382,7 @@ class _StallFinder:
         return max(ran[1:], default=late)
 
     def timers(self) -> Iterator[Stall]:
-        """Find CPUs that tick and switch, but do not run their timers."""
+        """Yield CPUs that tick and switch tasks, but do not run their timers."""
         for timer in self._evidence.timers:
             if timer.cpu in self._done or timer.cpu in self._stopped:
                 continue
@@ -388,7 +393,7 @@ class _StallFinder:
             cause = self._chains.cause(timer.cpu)
             self._done.add(timer.cpu)
             held = self._chains.cpus.get(timer.cpu)
-            # The thread for softirqs gets no turn there.
+            # A realtime task keeps ksoftirqd, which runs timers, off the CPU.
             is_starved = held is not None and held.policy is not None
             yield self._stall(
                 "cpu-starved" if is_starved else "cpu-stalled",
@@ -413,7 +418,8 @@ class _StallFinder:
         others = [task for task in rcu.waiters or () if task.expedited]
         waiters = [task for task in rcu.waiters or () if not task.expedited]
         if age is None and (rcu.expedited_cpus or rcu.expedited_tasks):
-            # It has no time of its own, but those who wait for it have.
+            # The kernel stores no start of an expedited grace period: its age is the
+            # longest wait for it.
             waiters, others = others, []
             age = max((task.wait_ns or 0 for task in waiters), default=None)
             cpus, tasks = rcu.expedited_cpus, rcu.expedited_tasks
@@ -443,10 +449,10 @@ class _StallFinder:
     def _is_found(
         self, kind: StallKind, for_ns: int, limit_ns: int, cpus: Sequence[int]
     ) -> bool:
-        """Return whether the kernel itself takes it for a stall.
+        """Return whether the kernel's own detectors take this for a stall.
 
-        Its detectors take samples, so they may find one that lasts for as little as
-        three fifths of the limit: the time since the last sample counts, too.
+        They take samples, and may report a stall after as little as three fifths of the
+        limit, as they count from the sample before it began.
         """
         if 5 * for_ns < 3 * limit_ns:
             return False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is read of all CPUs to find stalls, and is cheap.
+"""Cheap reads of all CPUs for the search for stalls.
 
-Preempt counts, lockup detectors, and timers that have expired and were not run.
+Running tasks, preempt counts, lockup detectors, and expired timers that did not run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ _QUEUES: Members = {"current": ("curr",), "idle": ("idle",)}
 
 
 class CpuState(Struct, frozen=True):
-    """What is known of the CPUs of a kernel before stalls are looked for."""
+    """The data of all CPUs that are read before the search for stalls."""
 
     percpu: PerCpu
     clocks: Clocks
@@ -47,12 +47,16 @@ class CpuState(Struct, frozen=True):
 
 
 class RunningTasks(Struct, frozen=True):
-    """The tasks that CPUs run, in the order of ``PerCpu.cpus``."""
+    """The tasks that CPUs run."""
 
     addresses: Addresses
+    """Address of each CPU's task, in the order of ``PerCpu.cpus``; 0 if unreadable."""
+
     table: TaskTable
+    """The tasks except idle tasks, in the order of addresses."""
+
     rows: Mapping[int, int]
-    """Row in the table of the task of each CPU."""
+    """Row in *table* of each CPU's task, by CPU."""
 
     def of(self, cpu: int, column_: str) -> int:
         """Return a member of a CPU's task; 0 if it could not be read."""
@@ -61,7 +65,7 @@ class RunningTasks(Struct, frozen=True):
 
 
 class CpuReader:
-    """Reads what the parts of a search for stalls have in common, each once."""
+    """Reads the data that several parts of the search for stalls need, each once."""
 
     def __init__(self, reader: Reader, cpus: CpuState, losses: LossLog) -> None:
         self.reader = reader
@@ -78,7 +82,7 @@ class CpuReader:
         )
 
     def name(self, address: int) -> str | None:
-        """Return the function at an address."""
+        """Return the function at an address without compiler suffixes, if found."""
         found = self.text.name(address)
         return None if found is None else found.partition(".")[0]
 
@@ -98,7 +102,7 @@ class CpuReader:
     def delay(self, cpu: int) -> int | None:
         """Return by how long a CPU's timer interrupt is late, in ns.
 
-        :return: ``None`` if the CPU is offline, or that is unknown.
+        :return: Below 0 if it is not due yet; ``None`` if unknown, or if it is offline.
         """
         if cpu not in self.online:
             return None
@@ -139,29 +143,32 @@ class CpuReader:
 _SECOND = 1_000_000_000
 
 _THRESH_S = 10
-"""``watchdog_thresh``, unless the kernel says otherwise."""
+"""``watchdog_thresh`` if it cannot be read: the kernel's default, in seconds."""
 
 _RCU_S = 21
-"""CONFIG_RCU_CPU_STALL_TIMEOUT, likewise."""
+"""``rcu_cpu_stall_timeout`` if it cannot be read: the kernel's default, in seconds."""
 
 _CALL_NS = 5 * _SECOND
-"""``csd_lock_timeout`` of kernels with CONFIG_CSD_LOCK_WAIT_DEBUG, which are few."""
+"""The default of ``csd_lock_timeout``, which only kernels with the rare
+CONFIG_CSD_LOCK_WAIT_DEBUG have."""
 
 _HARD, _SOFT = 1, 2
 """Bits of ``watchdog_enabled`` (include/linux/nmi.h)."""
 
 _STAMP_SHIFT = 30
-"""Stamps count 2^30 ns: get_timestamp()."""
+"""Stamps are in units of 2^30 ns: get_timestamp()."""
 
 _MAX_S = 3600
+"""Maximum limit that is believed, in seconds."""
 
 
 class Watchdogs(Struct, frozen=True):
-    """The limits, and the age of each CPU's stamp."""
+    """The limits of the lockup detectors, and when they last ran."""
 
     limits: StallLimits
     ages_ns: tuple[int | None, ...]
-    """In the order of ``PerCpu.cpus``; ``None`` if the CPU has none."""
+    """Age of each CPU's stamp, in the order of ``PerCpu.cpus``; ``None`` without one.
+    """
 
 
 def read_watchdogs(
@@ -171,7 +178,7 @@ def read_watchdogs(
     enabled = _number(reader.prog, "watchdog_enabled", losses)
     thresh = _number(reader.prog, "watchdog_thresh", losses)
     rcu = _number(reader.prog, "rcu_cpu_stall_timeout", losses)
-    # 0 turns it off; a damaged one is no limit.
+    # watchdog_thresh = 0 turns the detectors off; a damaged value is no limit.
     seconds = thresh if thresh and 0 < thresh <= _MAX_S else _THRESH_S
     rcu_s = rcu if rcu and 0 < rcu <= _MAX_S else _RCU_S
     is_soft = None if enabled is None else bool(enabled & _SOFT and thresh)
@@ -197,8 +204,8 @@ def _ages(reader: Reader, percpu: PerCpu, clocks: Clocks) -> tuple[int | None, .
         return (None,) * len(percpu.cpus)
     records, _ = reader.read_records(addresses, 8)
     stamps = column(records, 0).tolist()
-    # The clock is the local one. 0: never, or unreadable; a number with all bits set:
-    # it is to start anew (up to v5.12).
+    # Stamps are of the local clock. 0: never stamped, or unreadable; all bits set: the
+    # detector is to start anew (up to v5.12).
     ages = (clocks.local_ns - (stamp << _STAMP_SHIFT) for stamp in stamps)
     return tuple(
         max(age, 0) if stamp and age > -(1 << _STAMP_SHIFT) else None
@@ -221,7 +228,8 @@ def _number(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
 
 
 OVERDUE_NS = 1_000_000_000
-"""Minimum delay of a timer that is reported; of the kernel's own, none is so late."""
+"""Minimum delay of a timer that is reported; timers of a healthy kernel are never so
+late."""
 
 _NEXT: Members = {"timer": ("next_timer",)}
 _HRTIMER: Members = {"function": ("function",)}
@@ -238,7 +246,8 @@ _TIMER: Members = {
 
 _MAX_BUCKETS = 64
 _MAX_TIMERS = 16
-"""Maximum numbers of buckets, and of timers in a bucket, to search for the first."""
+"""Maximum numbers of the wheel's buckets, and of timers in a bucket, that are searched
+for the timer that expires first."""
 
 
 def overdue_timers(
@@ -253,8 +262,8 @@ def overdue_timers(
 ) -> tuple[OverdueTimer, ...]:
     """Return the first overdue timer of each kind on each CPU.
 
-    :param idle: CPUs that are idle: like those whose tick is stopped, they may run
-        timers late that need not wake them (TIMER_DEFERRABLE).
+    :param idle: CPUs that are idle. They may run deferrable timers (TIMER_DEFERRABLE)
+        late, as may CPUs whose tick is stopped.
     :param name: Returns the function at an address.
     """
     found = list(_hrtimers(reader, percpu, ticks, online, name, losses))
@@ -317,7 +326,7 @@ def _wheel(
     rows = [row for row, cpu in enumerate(percpu.cpus.tolist()) if cpu in online]
     starts = percpu.addresses("timer_bases")[rows]
     for number in range(count):
-        # The last of several has the timers that need not wake a CPU.
+        # The last of several bases has the deferrable timers.
         is_deferrable = count > 1 and number == count - 1
         bases: Addresses = starts + np.uint64(number * size)
         read = read_structs(reader, "struct timer_base", _WHEEL, bases, losses)
@@ -344,7 +353,7 @@ def _wheel(
 def _first(
     reader: Reader, base: int, pending: Addresses, name: Callable[[int], str | None]
 ) -> str | None:
-    """Return the function of the timer that expires first; ``None`` if not found."""
+    """Return the function of a base's timer that expires first, if it is found."""
     offset = find_offset(find_type(reader.prog, "struct timer_base"), ("vectors",))
     if offset is None:
         return None
@@ -361,6 +370,6 @@ def _first(
                 best = found if best is None else min(best, found)
                 timer = read["next"]
     except UNREADABLE:
-        # What was found so far may not be the first.
+        # The first timer may be among those that were not read.
         return None
     return None if best is None else name(best[1])

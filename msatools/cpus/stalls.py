@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Read the evidence of stalls, and find what follows from it."""
+"""Read the evidence of stalls, and return the stalls that follow from it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -59,14 +59,13 @@ def collect_stalls(
     """
     Return the CPUs, grace periods and the like without progress, with the evidence.
 
-    ``found`` has what other commands need: each has a code, a text, a confidence and
-    the command's own evidence. Those with ``over_limit`` are stalls by the kernel's own
-    limits. On a kernel without any it costs some reads of each CPU.
+    Items of ``found`` with ``over_limit`` are stalls by the limits of the kernel's own
+    detectors. On a kernel without stalls this costs some reads of each CPU.
 
     :param clocks: The kernel's clocks.
-    :param tasks: All tasks, and
-    :param now: what they do, if both are known: else they are read if a grace period
-        does not end.
+    :param tasks: All tasks; if this or *now* is missing, tasks are read only if a grace
+        period does not end.
+    :param now: The state and stack of each task of *tasks*.
     :param crash: How the kernel crashed, if it did.
     :raises MissingError: if no run queue can be found at all
     """
@@ -91,10 +90,10 @@ def read_stalls(
     now: TaskState | None = None,
     thorough: bool = False,
 ) -> Stalls:
-    """Return the same as :func:`collect_stalls`, from what was read already.
+    """Return the same as :func:`collect_stalls`, from the state of CPUs read before.
 
-    :param thorough: Whether to look for tasks that wait for a grace period although it
-        may still end in time.
+    :param thorough: Whether to find the tasks that wait for a grace period even if it
+        is young, and examine CPUs with realtime tasks that others wait for.
     """
     return _StallReader(reader, cpus, losses).read(tasks, now, thorough)
 
@@ -207,7 +206,7 @@ class _StallReader:
         timers: Iterable[OverdueTimer],
         thorough: bool,
     ) -> list[int]:
-        """Return the CPUs to examine, those with the best reason first."""
+        """Return the CPUs to examine, the most suspect first."""
         found = dict.fromkeys(sorted(late))
         for cpu, queue in self._cpus.queues.items():
             if self._does_not_switch(queue, thorough):
@@ -227,9 +226,10 @@ class _StallReader:
 
     @staticmethod
     def _does_not_switch(queue: RunQueue, thorough: bool) -> bool:
-        """Return whether tasks wait for long, and not only for their turn.
+        """Return whether tasks have waited for long for a CPU that runs one task.
 
-        Why they wait for a realtime task is known without a look at its stack.
+        Not for a realtime task, unless *thorough*: its policy explains the wait without
+        its stack.
         """
         current = queue.current
         if current is None or current.sched_class == "idle":
@@ -245,7 +245,7 @@ class _StallReader:
         )
 
     def _runs_instead_of(self, rcu: GracePeriod) -> list[int]:
-        """Return the CPUs for which tasks wait that RCU needs."""
+        """Return the CPUs on whose run queues a reader or RCU's thread waits."""
         wanted = {task.pid for task in (*rcu.tasks, *rcu.expedited_tasks)}
         wanted |= {rcu.thread.pid} if rcu.thread is not None else set()
         return [
@@ -257,7 +257,7 @@ class _StallReader:
     def _waiters(
         self, tasks: TaskTable | None, now: TaskState | None
     ) -> tuple[GracePeriodTask, ...]:
-        """Return the tasks that wait for a grace period."""
+        """Return the tasks that wait for a grace period; read all tasks if need be."""
         if tasks is None or now is None:
             cpus = self._cpus
             task_reader = cpus.reader.once(TaskReader, lambda: TaskReader(cpus.reader))
@@ -270,7 +270,8 @@ class _StallReader:
         return waiters(tasks, now)
 
     def _stolen(self) -> tuple[int, ...]:
-        """Return the CPUs that KVM says it does not run (``kvm_steal_time``)."""
+        """Return the online CPUs that KVM has marked as not running
+        (``kvm_steal_time.preempted``)."""
         try:
             addresses = self._cpus.percpu.addresses("steal_time")
             member = find_type(self._cpus.reader.prog, "struct kvm_steal_time")
@@ -287,7 +288,7 @@ class _StallReader:
 
 
 def _is_slow(rcu: GracePeriod) -> bool:
-    """Return whether a grace period lasts so long that it is looked at."""
+    """Return whether a grace period is expedited, or old enough to be examined."""
     if rcu.expedited_cpus or rcu.expedited_tasks:
         return True
     return (rcu.age_ns or 0) >= STALL_NS

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who makes work for a CPU that no task of that name does."""
+"""CPUs with far more interrupts, softirqs, calls, work items or RCU callbacks than they
+need, and the functions that cause them. The report calls each a storm."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,26 +28,27 @@ from msatools.tasks.table import PF_WQ_WORKER
 from msatools.tasks.text import KernelText
 from msatools.tasks.waits import is_thunk
 
-# --- The function that makes work for a CPU, by what is queued there or runs now.
+# --- The function that makes work for a CPU: it is queued there, or runs now.
 #
 # - A tasklet that schedules itself is in its CPU's list, or runs (kernel/softirq.c);
-# - a timer that starts itself is the first of its CPU to expire
+# - a timer that restarts itself is the first of its CPU to expire
 #   (kernel/time/hrtimer.c);
-# - a card that has packets is in the list of those to poll (msatools.cpus.polls);
+# - a network card that has packets is in the CPU's poll list (msatools.cpus.polls);
 # - a function that other CPUs call is in the CPU's queue, or runs (kernel/smp.c), and
 #   so are works in an interrupt (kernel/irq_work.c) and wake-ups of tasks;
-# - a work item that queues itself is what a worker does, which runs without a pause
+# - a work item that queues itself is the current one of a worker that never pauses
 #   (kernel/workqueue.c);
-# - callbacks of RCU are in its CPU's list (kernel/rcu/tree.c).
+# - callbacks of RCU are in the CPU's list (kernel/rcu/tree.c).
 
 
 MAX_SAMPLED = 256
-"""Maximum number of callbacks of one CPU whose functions are looked at."""
+"""Maximum number of callbacks in one list of a CPU whose functions are read."""
 
 _SOON_NS = 10_000_000
+"""Maximum time from a CPU's next timer interrupt to the expiry that causes it."""
 
 _TRIES = 64
-"""Maximum number of times that a queue of a running kernel is looked at."""
+"""Maximum number of times that a call queue of a running kernel is read."""
 
 _CALLERS = (
     *("__flush_smp_call_function_queue", "flush_smp_call_function_queue"),
@@ -55,11 +57,12 @@ _CALLERS = (
 _POLLERS = ("__napi_poll", "napi_poll")
 _TASKLETS = ("tasklet_action_common", "tasklet_action")
 _BY_POINTER = (*_POLLERS, *_TASKLETS)
-"""Callers that call by name only what helps them, such as wake_up_var()."""
+"""Callers that call the wanted function by pointer: a function that they call by name
+is a helper, such as wake_up_var()."""
 
 
 class WorkSources:
-    """Finds what is queued for a CPU, and what it runs."""
+    """Finds the function that makes work for a CPU: it is queued or runs there."""
 
     def __init__(
         self, reader: Reader, percpu: PerCpu, text: KernelText, losses: LossLog
@@ -74,7 +77,8 @@ class WorkSources:
         self._read: dict[int, CpuStack | None] = {}
 
     def tasklet(self, cpu: int) -> int | None:
-        """Return the function of the tasklet that is queued, or that runs."""
+        """Return the address of the function of the tasklet that is queued or runs;
+        ``None`` if none is found."""
         for variable in ("tasklet_vec", "tasklet_hi_vec"):
             tasklet = self._variable(variable, cpu).head
             if tasklet:
@@ -83,17 +87,16 @@ class WorkSources:
         return self._called_by(cpu, _TASKLETS, "tasklet_")
 
     def timer(self, cpu: int) -> int | None:
-        """Return the function of the timer that runs, or of the first to expire, if it
-        is a module's.
+        """Return the address of the function of the timer that runs, or of the next.
 
-        The kernel's own serve many: who sleeps for a while is at no fault.
+        Only a module's function counts, else ``None``: the kernel's serve any sleep.
         """
         bases = self._variable("hrtimer_bases", cpu)
         kind = find_type(self._prog, "struct hrtimer")
         soonest: tuple[int, int] | None = None
         for base in bases.clock_base:
             if base.running and not self._text.in_kernel(int(base.running.function)):
-                return int(base.running.function)  # it is queued again when it ends
+                return int(base.running.function)  # it may restart when it ends
             node = base.active.rb_root.rb_leftmost
             if not node:
                 continue
@@ -109,7 +112,7 @@ class WorkSources:
         return soonest[1]
 
     def poll(self, cpu: int) -> Poll | None:
-        """Return what a CPU polls for packets, or has polled last."""
+        """Return the poll of a network device that a CPU does next, or did last."""
         found = self._polls.of(cpu, int(self._variable("runqueues", cpu).curr))
         if found is not None:
             return found
@@ -117,7 +120,8 @@ class WorkSources:
         return None if function is None else Poll(function, None)
 
     def call(self, cpu: int) -> str | None:
-        """Return what another CPU has this one do: a function, or a wake-up."""
+        """Return what another CPU asked this one to do, as text: a function, with its
+        module, or a wake-up."""
         # On a running kernel the queue is empty most of the time.
         for _ in range(_TRIES if self._reader.is_live else 1):
             for call in read_calls(
@@ -132,12 +136,12 @@ class WorkSources:
         return self._named(function) if function else None
 
     def _named(self, address: int) -> str | None:
-        """Return a function with its module; ``None`` if it is none."""
+        """Return a function's name with its module; ``None`` if none is there."""
         return self._text.named(address) if self._text.name(address) else None
 
     def work(self, cpu: int) -> tuple[int, int, int]:
-        """Return when a CPU's worker began and how long it ran, in ns, and the function
-        of the work item that it executes; 0 if none."""
+        """Return of the task that a CPU runs: its start time (CLOCK_MONOTONIC, ns), its
+        CPU time (ns), and the function of the work item that it executes; 0 if none."""
         task = self._variable("runqueues", cpu).curr
         ran_ns = int(task.se.sum_exec_runtime)
         return int(task.start_time), ran_ns, self._work_of(task)
@@ -156,13 +160,13 @@ class WorkSources:
         return int(object_at(self._prog, "struct worker", worker).current_func)
 
     def callbacks(self, data: int) -> Counter[int]:
-        """Return the functions of the first callbacks of RCU in a CPU's list.
+        """Count the functions of the first RCU callbacks in a CPU's lists, by address.
 
-        :param data: Address of its ``struct rcu_data``.
+        :param data: Address of the CPU's ``struct rcu_data``.
         """
         own = object_at(self._prog, "struct rcu_data", data)
         heads = [own.cblist.head]
-        # Those of CPUs without callbacks (rcu_nocbs=) wait in a second list at first.
+        # With rcu_nocbs= a CPU's callbacks wait in a second list at first.
         if own.type_.has_member("nocb_bypass"):
             heads.append(own.nocb_bypass.head)
         found: Counter[int] = Counter()
@@ -174,7 +178,7 @@ class WorkSources:
                 try:
                     node, function = self._reader.words(node, 2).tolist()
                 except UNREADABLE:
-                    break  # what is found of the list is a sample anyway
+                    break  # the part of the list that was read is a sample, too
                 found[function] += 1
         return found
 
@@ -182,12 +186,14 @@ class WorkSources:
         return per_cpu(find_variable(self._prog, name), cpu)
 
     def _called_by(self, cpu: int, callers: Sequence[str], own: str) -> int | None:
-        """Return where the function is that one of *callers* calls on a CPU.
+        """Return an address in the function that one of *callers* calls on a CPU's
+        stack in a dump.
 
-        Unknown is whose return a thunk is, who was interrupted before its call, and
-        whose last act is to queue itself: such a tail call leaves no frame of it.
+        ``None`` if the stack does not show it: no caller is on it, the caller was
+        interrupted outside of the call, the function is just returning by a thunk, or
+        it ended in a tail call (to queue itself), which leaves no frame.
 
-        :param own: Prefix of the caller's own functions, which are not meant.
+        :param own: Prefix of the callers' helpers, which are not the function.
         """
         if cpu not in self._read:
             task = int(self._variable("runqueues", cpu).curr)
@@ -199,7 +205,7 @@ class WorkSources:
         places = [names.index(caller) for caller in callers if caller in names]
         place = min(places, default=0)
         if not place:
-            return None  # between two it is in the caller itself
+            return None  # the caller itself runs, between two calls
         called = names[place - 1]
         is_own = called.lstrip("_").startswith(own) or called.startswith(ENTRIES)
         is_own = is_own or is_thunk(called)
@@ -221,63 +227,66 @@ def call_text(call: CrossCall) -> str | None:
 #
 # A CPU counts its interrupts, softirqs and calls, but not by function. If it has far
 # more of them than others need, WorkSources, above, finds the function that is queued
-# or runs there now. Callbacks of RCU are not counted as they are made, but as they wait
-# (kernel/rcu/rcu_segcblist.c).
+# or runs there now. RCU has no count of the callbacks that were queued, but of those
+# that wait now (kernel/rcu/rcu_segcblist.c).
 
 
 TASKLETS_A_SECOND = 5_000
-"""Drivers have hundreds, of cards under full load thousands."""
+"""Minimum rate of tasklets of a storm: drivers cause hundreds, those of cards under
+full load thousands."""
 
 CALLS_A_SECOND = 5_000
-"""Interrupts of other CPUs that call functions; wake-ups are among them."""
+"""Minimum rate of a storm of interrupts for calls by other CPUs, wake-ups included."""
 
 POLLS_A_SECOND = 20_000
-"""NET_RX softirqs; each polls a card for many packets."""
+"""Minimum rate of a storm of NET_RX softirqs; each polls a card for many packets."""
 
 INTERRUPTS_A_SECOND = 20_000
-"""Interrupts of one device on one CPU: fast disks have some 10,000."""
+"""Minimum rate of a storm of one device's interrupts on one CPU: fast disks have some
+10,000."""
 
 MANY_CALLBACKS = 10_000
-"""Callbacks of RCU that wait on a CPU: from so many on RCU hurries (rcutree.qhimark).
-"""
+"""Minimum number of RCU callbacks that wait on a CPU: from there on RCU hurries
+(rcutree.qhimark)."""
 
 MANY_DROPS = 1_000
-"""Packets that a CPU's backlog had no room for (net.core.netdev_max_backlog)."""
+"""Minimum number of dropped packets, for which a CPU's backlog had no room
+(net.core.netdev_max_backlog)."""
 
 DROPPED_SHARE = 0.001
-"""Minimum share of the packets that came to that CPU."""
+"""Minimum share of dropped packets among all that came to the CPU."""
 
 WORKER_SHARE = 0.2
 """Minimum share of its life that a worker has run."""
 
 LEAST_NS = 1_000_000_000
-"""Shortest interval that rates are of, and shortest run of a worker."""
+"""Shortest interval for which rates are computed, and shortest CPU time of a worker."""
 
 UNKNOWN = "an unknown function"
-"""Stands for the function of what is neither queued nor running now."""
+"""Stands for a function that is neither queued nor running now."""
 
 _NAMED_OR_NOT = ("tasklet", "softirq")
-"""Kinds that are a storm by their number, whoever makes it."""
+"""Kinds that are reported even if their function is unknown."""
 
 _LEAST_FUNCTION_SHARE = 0.5
-"""Minimum share of the callbacks looked at that one function has to have."""
+"""Minimum share of the sampled callbacks that must be of one function."""
 
 _WORKERS = "kworker/"
 
 _Row = tuple[str, Mapping[int, int], float, Callable[[int], "_Source | None"]]
-"""A kind of storms: its name, counts by CPU, how many a second are one, and what finds
-its source on a CPU."""
+"""A kind of storms: its name, counts by CPU, minimum rate a second, and a function that
+returns the source on a CPU."""
 
 
 class _Source(Struct, frozen=True):
-    """What makes the work."""
+    """The function that makes the work, and the network device it polls, if any."""
 
     function: str
     device: str | None = None
 
 
 class Storms:
-    """Finds what makes much work for some CPUs. Reads nothing of the other CPUs."""
+    """Finds CPUs with far too much work of a kind, and what makes it."""
 
     def __init__(
         self, reader: Reader, percpu: PerCpu, text: KernelText, losses: LossLog
@@ -300,9 +309,9 @@ class Storms:
         """Return the storms of all CPUs.
 
         :param report: Has the run queues and the counts of all CPUs.
-        :param packets: The packets of each CPU, of the same time.
+        :param packets: The packets by CPU, counted in the same time.
         :param span_ns: The time in which softirqs, interrupts and packets were counted.
-        :param now_ns: CLOCK_MONOTONIC.
+        :param now_ns: CLOCK_MONOTONIC now.
         """
         found = [
             *self._callbacks(),
@@ -316,7 +325,7 @@ class Storms:
     def _counted(
         self, report: CpusReport, interrupts: IrqTable, span_ns: int
     ) -> Iterator[Storm]:
-        """Yield the storms by what CPUs count."""
+        """Yield the storms of the kinds that CPUs count."""
         sources, softirqs = self._sources, report.softirqs
         tasklets = _counts(softirqs, "TASKLET", "HI")
         timers = self._unusual_timers(report, span_ns)
@@ -334,10 +343,10 @@ class Storms:
         yield from self._interrupts(interrupts, span_ns)
 
     def _unusual_timers(self, report: CpusReport, span_ns: int) -> Mapping[int, int]:
-        """Return the timer interrupts of CPUs that have more than they need.
+        """Return the timer interrupts by CPU, of CPUs that have more than they need.
 
-        A busy CPU has one a tick, an idle one hardly any; as many again as there are
-        ticks are usual of either.
+        A busy CPU has one a tick, an idle one hardly any. Up to one more a tick is
+        usual.
         """
         try:
             tick_ns = read_jiffies(self._reader.prog).tick_ns
@@ -385,7 +394,8 @@ class Storms:
     def _named(
         self, function_on: Callable[[int], int | None]
     ) -> Callable[[int], _Source | None]:
-        """Return what finds a source, of what finds the address of its function."""
+        """Return a finder of the source on a CPU, made from one of the address of its
+        function."""
 
         def source_on(cpu: int) -> _Source | None:
             function = function_on(cpu)
@@ -405,9 +415,9 @@ class Storms:
         return _Source(self._text.named(poll.function), poll.device)
 
     def _drops(self, packets: Mapping[int, PacketCounts]) -> Iterator[Storm]:
-        """Yield CPUs whose backlog had no room for many packets.
+        """Yield the storms of packets for which a CPU's backlog had no room.
 
-        They are not counted by device.
+        The kernel does not count dropped packets by device.
         """
         for cpu, count in packets.items():
             came = count.processed + count.dropped
@@ -431,7 +441,7 @@ class Storms:
             )
 
     def _interrupts(self, table: IrqTable, span_ns: int) -> Iterator[Storm]:
-        """Yield interrupts of devices that come often, with their handlers."""
+        """Yield the storms of devices' interrupts, with their handlers."""
         rates = table.counts * (1e9 / span_ns)
         often = (rates >= INTERRUPTS_A_SECOND) & table.device[:, None]
         for row, column in zip(
@@ -448,7 +458,7 @@ class Storms:
                 )
 
     def _callbacks(self) -> Iterator[Storm]:
-        """Yield CPUs with many callbacks of RCU, most of one function."""
+        """Yield the storms of RCU callbacks on a CPU, most of one function."""
         members = {"length": ("cblist.len",)}
         try:
             addresses = self._percpu.addresses("rcu_data")
@@ -518,7 +528,7 @@ def _busy_share(cpu: Cpu) -> float:
 
 
 def _counts(rows: tuple[Vector, ...] | None, *names: str) -> Mapping[int, int]:
-    """Return how often some vectors were served, by CPU."""
+    """Return the sum of the counts of the named vectors, by CPU."""
     found: Counter[int] = Counter()
     for row in rows or ():
         if row.name in names:

@@ -39,7 +39,7 @@ from msatools.tasks.states import NICE_0
 
 
 class Counts(Struct, frozen=True):
-    """One number a CPU."""
+    """One number for each CPU, in the order of ``PerCpu.cpus``."""
 
     values: Numbers
     """The numbers; 0 if unknown."""
@@ -47,13 +47,13 @@ class Counts(Struct, frozen=True):
     known: Booleans
 
     def __add__(self, other: "Counts") -> "Counts":
-        """Return the sums; known if both numbers are."""
+        """Return the sum for each CPU; known if both numbers are."""
         return counts(self.values + other.values, self.known & other.known)
 
     def less(self, other: "Counts") -> "Counts":
-        """Subtract numbers that are a part of these; 0 if they are more.
+        """Return these numbers minus *other*, which is a part of them; 0 if it is more.
 
-        They are not read or counted at the same moment, so they may be a few more.
+        A part is not read or counted at the same moment, so it may be a few more.
         """
         rest = np.maximum(self.values - other.values, 0)
         return counts(rest, self.known & other.known)
@@ -69,7 +69,7 @@ def counts(values: npt.NDArray[Any], known: Booleans) -> Counts:
 
 
 def total(parts: Iterable[Counts]) -> Counts | None:
-    """Sum up by CPU; known if all parts are; ``None`` if there are no parts."""
+    """Sum up the parts by CPU, known if all parts are; ``None`` if there are none."""
     all_parts = list(parts)
     return reduce(Counts.__add__, all_parts) if all_parts else None
 
@@ -77,7 +77,7 @@ def total(parts: Iterable[Counts]) -> Counts | None:
 def believed(table: Structs, column: str, losses: LossLog) -> Counts | None:
     """Return a column of a table; ``None`` if the kernel does not keep it.
 
-    Impossible numbers, as in a damaged dump, are unknown.
+    Impossible numbers, as in a damaged dump, become unknown and are counted as lost.
     """
     if not table.has(column):
         return None
@@ -107,26 +107,26 @@ _TRIES = 4
 
 
 class IdleState(Struct, frozen=True):
-    """Counted idle time of each CPU, and the start of its current idle period."""
+    """Each CPU's idle time that the kernel has counted, and its current idle period."""
 
     idle: Counts
-    """Nanoseconds without I/O wait (of a task that was last on the CPU)."""
+    """Nanoseconds idle while no task that was last on the CPU waited for I/O."""
 
     iowait: Counts
-    """Nanoseconds with I/O wait."""
+    """Nanoseconds idle while a task that was last on the CPU waited for I/O."""
 
     since: Numbers
     """CLOCK_MONOTONIC at the start of the current idle period; 0 if not idle."""
 
     stolen: tuple[Numbers, Numbers]
-    """Time stolen by the hypervisor in the current period, without and with I/O wait;
-    it is to be subtracted."""
+    """Nanoseconds of the current period that the hypervisor stole, without and with I/O
+    wait; they are to be subtracted."""
 
 
 def idle_times(
     naps: IdleState, waits: Booleans, readable: Booleans, now: int | None
 ) -> tuple[Counts, Counts]:
-    """Return the time that each CPU was idle without and with I/O wait, until now.
+    """Return the ns that each CPU was idle until now, without and with I/O wait.
 
     :param waits: whether a task that was last on the CPU waits for I/O
     :param readable: whether *waits* could be read
@@ -153,7 +153,7 @@ class TickRecords(Struct, frozen=True):
     readable: Booleans
 
     def words(self, member: str) -> Addresses | None:
-        """Return a member of 64 bits; ``None`` if the kernel does not have it."""
+        """Return each CPU's member of 64 bits; ``None`` if the kernel has none."""
         offset = find_offset(self.type_, (member,))
         return None if offset is None else column(self.records, offset)
 
@@ -183,16 +183,16 @@ class TickRecords(Struct, frozen=True):
 
 
 def bits_at(records: npt.NDArray[np.uint8], bit: int) -> Booleans:
-    """Return which records have a bit set; *bit* counts from their beginning."""
+    """Return which records have a bit set; *bit* counts from a record's first byte."""
     is_set: Booleans = (records[:, bit // 8] >> bit % 8 & 1) != 0
     return is_set
 
 
 class Ticks(Struct, frozen=True):
-    """``struct tick_sched`` of each CPU: one value a CPU, 0 if unreadable."""
+    """``struct tick_sched`` of each CPU: one value for each, 0 if unreadable."""
 
     idle_ns: Numbers | None
-    """Idle time; ``None`` if the kernel keeps it elsewhere."""
+    """Idle time without I/O wait; ``None`` if the kernel keeps it elsewhere."""
 
     iowait_ns: Numbers | None
     since_ns: Numbers
@@ -201,16 +201,16 @@ class Ticks(Struct, frozen=True):
     idle: Booleans
     readable: Booleans
     latest_ns: int
-    """The latest stamp of all CPUs, in CLOCK_MONOTONIC; 0 if there is none."""
+    """The latest time stamp of any CPU, in CLOCK_MONOTONIC; 0 if there is none."""
 
 
 def stamps(words: npt.NDArray[np.uint64]) -> Numbers:
-    """Return times, with impossible ones, as in a damaged dump, set to 0."""
+    """Return times in ns; impossible times, as in a damaged dump, become 0."""
     return np.where(words <= MAX_PLAUSIBLE, words, 0).astype(np.int64)
 
 
 def read_ticks(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ticks | None:
-    """Read the idle times in ``struct tick_sched``; ``None`` without such."""
+    """Read ``struct tick_sched`` of each CPU; ``None`` if the kernel has none."""
     try:
         ticks = read_tick_records(reader, percpu, losses)
     except MissingError:
@@ -246,7 +246,7 @@ def _read_steady(
 ) -> tuple[npt.NDArray[np.uint8], Booleans]:
     """Read records; on a live kernel, repeat until two reads agree.
 
-    Otherwise an idle period may look both added and not yet ended.
+    A single read may have an idle period both added to the idle time and still going.
     """
     records, readable = reader.read_records(addresses, size)
     changing = np.arange(len(addresses) if live else 0)
@@ -263,9 +263,9 @@ def naps_of_ticks(
 ) -> IdleState:
     """Return the idle state from ``struct tick_sched``, before v7.2.
 
-    :param idle: times of ``kernel_cpustat``, which hold for CPUs that are offline, and
-        for all CPUs if they tick while idle (``nohz=off``)
-    :param iowait: likewise
+    :param idle: idle time in ``kernel_cpustat``, which counts for offline CPUs, and for
+        all CPUs if ``struct tick_sched`` keeps none
+    :param iowait: the same for idle time in I/O wait
     """
     if ticks.idle_ns is None or ticks.iowait_ns is None:
         return awake(idle, iowait)
@@ -280,7 +280,7 @@ def naps_of_ticks(
 
 
 def awake(idle: Counts, iowait: Counts) -> IdleState:
-    """Return the idle state if all idle time is counted."""
+    """Return the idle state of CPUs whose counted idle time is complete."""
     none = np.zeros(len(idle.values), np.int64)
     return IdleState(idle, iowait, none, (none, none))
 
@@ -312,10 +312,10 @@ def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int 
 
     It is the latest of *stamps* and of the timekeeper's last update, which some CPU
     does at each tick unless all are idle. So it lags by at most a tick, or by the time
-    since which all CPUs have been idle.
+    for which all CPUs have been idle.
 
-    The scheduler's clocks are no better: they differ from this one by the corrections
-    of NTP since boot, which may be minutes.
+    The scheduler's clocks would not be better: NTP does not correct them, so they may
+    be minutes apart from CLOCK_MONOTONIC.
     """
     latest = [int(stamp) for stamp in stamps if 0 < stamp <= MAX_PLAUSIBLE]
     update = last_update(reader, losses)
@@ -330,11 +330,13 @@ def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int 
 
 
 _FAR_NS = 1_000_000_000
-"""Much more than jiffies, or the last tick of a busy CPU, may lag."""
+"""Limit for a stamp that is later than all others, which is then damaged: much more
+than jiffies, or the last tick of a busy CPU, may lag."""
 
 
 class TickSched(Struct, frozen=True):
-    """One value a CPU, in the order of ``PerCpu.cpus``."""
+    """Ticks and due timers of CPUs; tuples have one value for each CPU, in the order of
+    ``PerCpu.cpus``."""
 
     stopped: tuple[bool | None, ...]
     """Whether its tick is stopped; ``None`` if unreadable."""
@@ -347,14 +349,15 @@ class TickSched(Struct, frozen=True):
     stopped; ``None`` if none is due, or if unknown."""
 
     latest_ns: int
-    """The latest of all these stamps, and of the update of jiffies; 0 if none."""
+    """The latest CLOCK_MONOTONIC that a tick, the start of an idle period or the update
+    of jiffies has stored; 0 if none."""
 
 
 def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSched:
     """Read the last tick and the next timer interrupt of each CPU.
 
-    The timer of a running tick expires one tick after the last one was due. A stopped
-    tick has its last time stored (``last_tick``); a later tick caused by a timer is
+    The timer of a running tick expires one tick after the last one was due; when the
+    tick stops, ``last_tick`` keeps that expiry. A later tick caused by another timer is
     known by its jiffies (``last_tick_jiffies``). Offline CPUs have no tick. Ticks of
     the clock event device itself (without high resolution timers and NO_HZ) are not
     recorded.
@@ -408,7 +411,8 @@ def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
 def _read_due(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[int | None, ...]:
-    """Return when timer interrupts are due; ``None`` without high resolution timers."""
+    """Return when each CPU's next timer interrupt is due; ``None`` if unknown, or if
+    none is, as without high resolution timers."""
     name = "struct hrtimer_cpu_base"
     type_ = find_type(reader.prog, name)
     addresses = percpu.addresses("hrtimer_bases")
@@ -423,7 +427,7 @@ def _read_due(
 
 
 def _words(found: TickRecords, member: str) -> Addresses:
-    """Return a member of 64 bits; zeros if the kernel does not have it."""
+    """Return a member of 64 bits for each CPU; zeros if the kernel does not have it."""
     words = found.words(member)
     return np.zeros(len(found.records), np.uint64) if words is None else words
 
@@ -462,18 +466,18 @@ class Vtime(Struct, frozen=True):
     """``struct vtime`` of the running task of each CPU."""
 
     exact: Booleans
-    """Whether each CPU counts at entries and exits."""
+    """Whether each CPU counts time at entries to and exits from the kernel."""
 
     known: Booleans
     """Whether *exact* and, if it is set, the task could be read."""
 
     here: Booleans
-    """Whether the task's vtime is of this CPU; if not, a switch is under way."""
+    """Whether ``vtime.cpu`` of the task is this CPU; if not, a switch is under way."""
 
     tasks: Structs
 
     def lasted_until(self, later: "Vtime") -> bool:
-        """Return whether no CPU has counted anything meanwhile, nor is doing so."""
+        """Return whether no CPU's pending time was counted until *later* was read."""
         sequence = self.tasks["sequence"]
         # Odd while the task is being updated.
         still = (sequence & 1 == 0) & (later.tasks["sequence"] == sequence)
@@ -482,7 +486,7 @@ class Vtime(Struct, frozen=True):
 
 
 def read_vtime(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vtime | None:
-    """Read the vtime of the running tasks; ``None`` if no CPU counts so."""
+    """Read the vtime of the running tasks; ``None`` if no CPU keeps pending time."""
     tracking = _read_tracking(reader, percpu, losses)
     if tracking is None:
         return None
@@ -502,12 +506,12 @@ def read_vtime(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vtime | None:
 def uncounted_times(
     prog: drgn.Program, vtime: Vtime, clocks: Clocks, waits: Booleans | None
 ) -> Mapping[str, Counts]:
-    """Return the pending nanoseconds of each CPU, by ``CPUTIME_`` name.
+    """Return the pending nanoseconds of each CPU, by ``CPUTIME_`` name without prefix.
 
     Like the kernel, use the task's current nice value.
 
-    :param waits: whether a task that was last on the CPU waits for I/O, if idle time is
-        counted so, too (as of v7.2); else ``None``
+    :param waits: whether a task that was last on each CPU waits for I/O; ``None`` if
+        idle time is never pending (before v7.2)
     """
     states = enumerators(prog, "enum vtime_state")
     tasks = vtime.tasks
@@ -542,7 +546,7 @@ def uncounted_times(
 
 
 def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs | None:
-    """Read which CPUs count so; ``None`` if the kernel has no such accounting."""
+    """Read which CPUs count time at kernel entries and exits; ``None`` if none can."""
     # Check the member first: the first lookup of a missing symbol takes long.
     if not find_type(reader.prog, "struct task_struct").has_member("vtime"):
         return None
@@ -560,7 +564,7 @@ def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs |
 
 
 def _clock_offset(prog: drgn.Program) -> int:
-    """Return the offset of the local clock to ``sched_clock()``.
+    """Return ``local_clock() - sched_clock()`` in ns.
 
     0 on architectures whose clock is always stable.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Interrupts of the CPUs' own, not of devices, and softirqs."""
+"""Counts of the CPUs' own interrupts (not of devices), and of softirqs."""
 
 from collections.abc import Mapping
 
@@ -27,12 +27,14 @@ _TEXT_SIZE = 64
 
 
 class Ipis(Struct, frozen=True):
-    """The interrupts by name; all empty except on arm64."""
+    """Inter-processor interrupts by name (``IPI0``); all empty except on arm64."""
 
     counts: Mapping[str, Counts]
     texts: Mapping[str, str]
+    """What each kind is for, as /proc/interrupts says."""
+
     calls: str | None
-    """Name of the interrupt for function calls."""
+    """Name of the interrupt for function calls; ``None`` if unknown."""
 
 
 NO_IPIS = Ipis({}, {}, None)
@@ -50,7 +52,7 @@ def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
         return NO_IPIS
     found: dict[str, Counts] = {}
     named: dict[str, str] = {}
-    # Newer kernels have more than NR_IPI, and show them, too.
+    # Newer kernels have kinds beyond NR_IPI, and list them in /proc/interrupts, too.
     count = min(kinds.get("MAX_IPI", kinds.get("NR_IPI", 0)), _MOST)
     try:
         descriptors = reader.words(array, count).tolist()
@@ -71,7 +73,7 @@ def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
     return Ipis(found, named, None if calls is None else f"IPI{calls}")
 
 
-# --- Interrupts of the CPUs' own, not of devices, and softirqs.
+# --- The CPUs' own interrupts, which are not of devices, and softirqs.
 #
 # arch/x86/kernel/irq.c, arch/arm64/kernel/smp.c and kernel/softirq.c. Other
 # architectures count their own interrupts like those of devices.
@@ -79,9 +81,9 @@ def read_ipis(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ipis:
 
 # Columns: name in /proc/interrupts, in its order; ``+`` if it is included in ``intr``
 # of /proc/stat (arch_irq_stat_cpu(), as of v6.12); member of ``irq_cpustat_t``, or
-# variable; enumerator without IRQ_COUNT_, which replaces these as of v7.2; text. A TLB
-# flush is a function call, and a posted MSI an interrupt of a device: both are counted
-# there, too.
+# variable; enumerator without IRQ_COUNT_, which replaces the member as of v7.2; text.
+# A TLB flush is also counted as a function call (CAL), and a posted MSI as a device's
+# interrupt.
 _TABLE = """
 NMI  + __nmi_count                   NMI                     Non-maskable
 LOC  + apic_timer_irqs               APIC_TIMER              Local timer
@@ -111,17 +113,17 @@ PMN  - posted_msi_notification_count POSTED_MSI_NOTIFICATION Notices of posted M
 """
 
 _FOR_ALL = {"ERR", "MIS"}
-"""Kinds with one variable for all CPUs, before there were enumerators."""
+"""Kinds whose count is one variable for all CPUs, before v7.2."""
 
 _FOR_EACH = {"MCE", "MCP"}
-"""Kinds with a per-CPU variable of their own, before there were enumerators."""
+"""Kinds whose count is a per-CPU variable of its own, before v7.2."""
 
 CALLS = "CAL"
 FLUSHES = "TLB"
 
 
 class _Kind(Struct, frozen=True):
-    """One line of the table."""
+    """One line of ``_TABLE``."""
 
     name: str
     adds: bool
@@ -139,34 +141,35 @@ _KINDS = [_kind(line) for line in _TABLE.strip().splitlines()]
 
 
 class Vectors(Struct, frozen=True):
-    """Interrupts of the CPUs' own, by name as in /proc/interrupts."""
+    """The CPUs' own interrupts, by name as in /proc/interrupts."""
 
     counts: Mapping[str, Counts]
-    """Counts by CPU; of 32 bits, which wrap around."""
+    """Counts of each kind by CPU; they have 32 bits and wrap around."""
 
     totals: Mapping[str, int]
-    """Counts that are not kept by CPU."""
+    """Counts of the kinds that the kernel does not count by CPU."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    """What each is for, if the kernel says so."""
+    """What each kind is for, where that is read from the kernel (arm64)."""
 
     calls_name: str = CALLS
-    """Name of that for function calls."""
+    """Name of the kind for function calls."""
 
     @property
     def calls(self) -> Counts | None:
-        """Each CPU's interrupts for function calls; ``None`` if not counted apart."""
+        """Each CPU's interrupts for function calls; ``None`` if not counted."""
         return self.counts.get(self.calls_name)
 
     @property
     def interrupts(self) -> Counts | None:
-        """Sum of each CPU's own interrupts; ``None`` if the kernel keeps none."""
+        """Each CPU's own interrupts that ``intr`` of /proc/stat includes; ``None`` if
+        there are no counts of x86."""
         adding = [kind.name for kind in _KINDS if kind.adds]
         return total(self.counts[name] for name in adding if name in self.counts)
 
 
 def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
-    """Read the counts of all kinds that this kernel keeps; of x86 and arm64 only."""
+    """Read the counts of all kinds that this kernel keeps: on x86 and arm64 only."""
     ipis = read_ipis(reader, percpu, losses)
     if ipis.counts:
         return Vectors(ipis.counts, {}, ipis.texts, ipis.calls or CALLS)
@@ -202,7 +205,7 @@ def _element(kind: _Kind, numbers: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
-    """Read a per-CPU variable with a count; ``None`` if not found."""
+    """Read a per-CPU counter of 32 bits; ``None`` if the kernel does not have it."""
     try:
         addresses = percpu.addresses(name)
     except MissingError:
@@ -213,7 +216,7 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
 
 
 def _for_all(reader: Reader, kind: _Kind, losses: LossLog) -> dict[str, int]:
-    """Read a count of all CPUs: an ``atomic_t``, which is not in BTF."""
+    """Return a kind's count for all CPUs: an ``atomic_t``, which is not in BTF."""
     try:
         address = find_symbol(reader.prog, kind.member).address
         return {kind.name: int.from_bytes(reader.read(address, 4), "little")}
@@ -270,7 +273,7 @@ def softirq_names(reader: Reader, losses: LossLog) -> list[str]:
         ).tolist()
         return [read_string(reader, name, _NAME_SIZE) for name in names]
     except LOST as error:
-        # The order has not changed since there are ten.
+        # The kernel has not changed the order since there are ten.
         losses.note("softirq-names", f"names of softirqs are taken as known: {error}")
         known = list(_SOFTIRQS)
         return known[:count] + [f"softirq {n}" for n in range(len(known), count)]

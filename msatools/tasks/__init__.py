@@ -2,8 +2,9 @@
 
 """Tasks: their records, their stacks and what they wait for.
 
-``table`` reads the records of all threads, ``sampler`` the class of each; ``stacks``
-and ``unwind`` their stacks, ``waits`` says what functions wait for.
+``table`` reads the ``struct task_struct`` of all threads, ``stacks`` and ``unwind``
+their stacks. ``waits`` has what each function waits for, and ``sampler`` finds by it
+the class of each thread.
 """
 
 __all__ = (

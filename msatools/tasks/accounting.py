@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the kernel counts of a thread or process: times, delays, children, memory."""
+"""Times and counts that the kernel keeps of threads: delays, children, memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,24 +29,24 @@ from msatools.tasks.table import PF_KTHREAD, TaskTable, cut
 
 # --- Decompose each thread's lifetime: user, system, latency, off the CPU, zombie.
 #
-# Pure: takes a table of tasks and the clocks. Every kernel keeps the fields needed here
-# at all times (kernel/sched/cputime.c, stats.h), so the states add up to the lifetime:
-# time neither on the CPU nor waiting for one is off the CPU.
+# Pure: computed from a table of tasks and the clocks. Every kernel always keeps the
+# fields needed here (kernel/sched/cputime.c, stats.h). The microstates add up to the
+# lifetime: time neither on the CPU nor waiting for one is off the CPU.
 
 
 EXIT_ZOMBIE = 0x20
 
 BOUND_NS = 10_000_000
-"""Maximum error of the sums: one tick, by which an idle CPU's clock may lag."""
+"""Maximum difference of CPUs' clocks: one tick, by which an idle CPU's may lag."""
 
 UNSTABLE_BOUND_NS = 100_000_000
-"""The same with unstable clocks: each CPU's clock stops one tick after its last tick
-(sched_clock_local()). An emulated CPU may go without a tick for any time; this is a
-few times the worst measured: 17 ms, in a guest with the HPET as clock source."""
+"""Maximum difference of unstable clocks: each stops one tick after its CPU's last tick
+(sched_clock_local()). An emulated CPU may have no tick for any length of time; this is
+a few times the worst measured: 17 ms, in a guest with the HPET as clock source."""
 
 
 class Microstates(Struct, frozen=True):
-    """One value a thread, in nanoseconds; the first five make up the lifetime."""
+    """The microstates of each thread; the first five add up to the lifetime."""
 
     user_ns: Nanoseconds
     system_ns: Nanoseconds
@@ -62,11 +62,11 @@ class Microstates(Struct, frozen=True):
     clocks, and was cut."""
 
     missed_ns: Nanoseconds
-    """By how much the counted times exceeded the lifetime before they were cut."""
+    """Nanoseconds by which the counted times exceeded the lifetime before the cut."""
 
 
 def bound_of(accounting: Accounting) -> int:
-    """Return the maximum difference of this kernel's clocks, in nanoseconds."""
+    """Return the maximum difference of the CPUs' clocks, in nanoseconds."""
     return BOUND_NS if accounting.stable_clock else UNSTABLE_BOUND_NS
 
 
@@ -75,10 +75,10 @@ def microstates(
 ) -> Microstates:
     """Decompose each thread's life up to now.
 
-    Time on the CPU is exact, and split as the kernel does: by ticks, which sample user
-    and system mode. Latency is exact up to Linux 6.11; since "sched/fair: Implement
-    delayed dequeue" (in v6.12) a task may sleep on the run queue, which counts as
-    latency when it wakes up: an upper bound.
+    Time on the CPU is exact. It is split as the kernel does: by ticks, which sample
+    user and system mode. Latency is exact up to Linux 6.11. Since "sched/fair:
+    Implement delayed dequeue" (in v6.12) a task may sleep on the run queue, and that
+    sleep counts as latency when it wakes up: latency is an upper bound.
 
     :param bound_ns: see :func:`bound_of`
     """
@@ -98,8 +98,8 @@ def microstates(
     left = lifetime - cpu_ns - zombie
     missed = np.maximum(latency - left, 0)
     latency = np.clip(latency, 0, np.maximum(left, 0))
-    # Time on the CPU is counted, time as a zombie is the difference of two CPUs'
-    # clocks: the latter is cut.
+    # If both are too much, time as a zombie is cut: it is the difference of two CPUs'
+    # clocks, while time on the CPU is counted.
     cpu_ns = np.minimum(cpu_ns, lifetime)
     zombie = np.minimum(zombie, lifetime - cpu_ns)
     user = user_time(cpu_ns, tasks["utime_ns"], tasks["stime_ns"], tasks["flags"])
@@ -119,8 +119,8 @@ def microstates(
 def without_sleep(lives: Microstates, slept_ns: Nanoseconds) -> Microstates:
     """Move known sleep from latency to off-CPU time, if latency is an upper bound.
 
-    A delayed sleeper that was moved to another CPU has its next sleep counted twice:
-    in ``sum_sleep_runtime``, where it belongs, and in ``run_delay`` (v6.12).
+    The kernel counts the next sleep of a delayed sleeper that was moved to another CPU
+    twice: in ``sum_sleep_runtime``, and wrongly in ``run_delay`` (v6.12).
 
     :param slept_ns: Minimum time that each thread has slept.
     """
@@ -135,7 +135,7 @@ def without_sleep(lives: Microstates, slept_ns: Nanoseconds) -> Microstates:
 
 
 def _open_latency(tasks: TaskTable, clocks: Clocks, dead: Booleans) -> Nanoseconds:
-    """Return how long each thread has been waiting for a CPU; 0 if it is not."""
+    """Return the ns for which each thread has waited for a CPU until now, else 0."""
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = waits_for_cpu(tasks) & ~dead & (queued != 0)
     return np.where(waits, np.maximum(clocks.local_ns - queued, 0), 0)
@@ -163,8 +163,7 @@ def user_time(
     Kernel threads have no user mode.
 
     :param flags: ``task_struct.flags``.
-    :param otherwise: Share of user mode of a thread without a tick; 1, as in the
-        kernel.
+    :param otherwise: Share of user mode of a thread without a tick; the kernel's is 1.
     """
     utime = utime_ns.astype(np.float64)
     ticks = utime + stime_ns
@@ -188,14 +187,14 @@ _OWNER = {"pid": ("pid",), "delays": ("delays",)}
 
 
 class Delays(Struct, frozen=True):
-    """One value a thread, by the kinds of delay that this kernel keeps.
+    """The delays of each thread, by the kinds in ``KINDS`` that this kernel keeps.
 
-    ``thrashing`` overlaps ``blkio`` and ``swapin``. A delay is added when it ends.
+    ``thrashing`` overlaps ``blkio`` and ``swapin``. A delay counts only once it ended.
     """
 
     has: Booleans
-    """Whether the kernel keeps delays of the thread and they could be read. It keeps
-    none if delay accounting was off at the fork. The other values are zero if not."""
+    """Whether the thread has delays that could be read; its other values are zero if
+    not. It has none if delay accounting was off when it was forked."""
 
     delay_ns: Mapping[str, Nanoseconds]
     count: Mapping[str, npt.NDArray[np.int64]]
@@ -236,7 +235,7 @@ def read_delay(reader: Reader, address: int) -> Mapping[str, Any]:
 
 
 def _have(reader: Reader, tasks: TaskTable) -> Booleans:
-    """Return which threads still own their delays: free_task() frees them."""
+    """Return which threads still own the delays that were read, see free_task()."""
     if not reader.is_live:
         return np.ones(len(tasks), np.bool_)
     kept = tasks["delays"] != 0
@@ -269,7 +268,8 @@ _REAPED = {f"c{name}": (f"c{name}",) for name in _SUMS}
 
 
 class ProcessSums(Struct, frozen=True):
-    """One value a thread of the table, the same for all threads of a process."""
+    """Counts of processes: one value for each thread of the table, the same for all
+    threads of a process."""
 
     utime_ns: Nanoseconds
     stime_ns: Nanoseconds
@@ -283,10 +283,11 @@ class ProcessSums(Struct, frozen=True):
 
 
 class Processes(Struct, frozen=True):
-    """One value a thread of the table, the same for all threads of a process."""
+    """State of processes: one value for each thread of the table, the same for all
+    threads of a process."""
 
     known: Booleans
-    """Whether the process existed and could be read; other values are zero if not."""
+    """Whether the process still existed and could be read; the rest is zero if not."""
 
     nr_threads: Counts
     """Number of threads that have not been reaped, including a dead leader."""
@@ -295,14 +296,14 @@ class Processes(Struct, frozen=True):
     """Exit code of the process, or the signal that stopped it, as wait() encodes it."""
 
     dead: ProcessSums
-    """Sums over dead threads; user and system time by ticks, unscaled."""
+    """Sums over dead threads; user and system time by ticks, not scaled to CPU time."""
 
     dead_sum_exec_ns: Nanoseconds
     """Exact CPU time of dead threads."""
 
 
 def read_processes(reader: Reader, tasks: TaskTable, losses: LossLog) -> Processes:
-    """Read each process once.
+    """Read the ``struct signal_struct`` of each thread's process.
 
     On a running kernel a process of the table may have ended since, and its memory may
     have been freed or reused: such processes are unknown, and counted.
@@ -329,9 +330,9 @@ def read_processes(reader: Reader, tasks: TaskTable, losses: LossLog) -> Process
 
 
 def read_reaped(reader: Reader, tasks: TaskTable, losses: LossLog) -> ProcessSums:
-    """Read the sums over reaped children, including those that they reaped.
+    """Read the sums over each process's reaped children, and the children they reaped.
 
-    Times are scaled to the CPU time. All is zero if unreadable, which
+    Times are scaled to the CPU time. All values are zero if unreadable, which
     :func:`read_processes` counts.
     """
     signals = read_structs(
@@ -360,10 +361,10 @@ def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
 def _keep_existing(
     reader: Reader, tasks: TaskTable, signals: Structs, losses: LossLog
 ) -> Structs:
-    """Drop what was read after its process ended.
+    """Drop structures whose process had ended when they were read.
 
     A process keeps its ``struct signal_struct`` until its leader is freed. So it is
-    enough that the leader still has it afterwards: a new task in reused memory has
+    enough if the leader still points to it afterwards: a new task in reused memory has
     another PID.
     """
     if not reader.is_live:
@@ -407,13 +408,14 @@ Bytes = npt.NDArray[np.int64]
 _Pages = npt.NDArray[np.int64]
 
 _MOST_PAGES = 1 << 45
-"""Pages of an address space of 57 bits."""
+"""Number of pages in an address space of 57 bits: more is impossible."""
 
 _RESIDENT = ("MM_FILEPAGES", "MM_ANONPAGES", "MM_SHMEMPAGES")
 
 
 class TaskMemory(Struct, frozen=True):
-    """One value a thread, the same for all threads that share an address space."""
+    """Sizes of address spaces: one value for each thread, the same for all threads that
+    share an address space."""
 
     has_mm: Booleans
     """Whether the thread has an address space: kernel threads and dead threads have
@@ -423,27 +425,27 @@ class TaskMemory(Struct, frozen=True):
     """Whether the address space could be read; sizes are zero if not."""
 
     rss_known: Booleans
-    """Whether the resident size is known: a later kernel may keep it in another way."""
+    """Whether the resident size is known; not if a new kernel keeps it otherwise."""
 
     size_bytes: Bytes
     """Size of all mappings: VmSize of /proc/PID/status."""
 
     rss_bytes: Bytes
-    """Exact size of the resident pages: with the counts cached by CPUs and tasks.
+    """Exact size of the resident pages, which includes counts cached by CPUs and tasks.
 
     VmRSS of /proc/PID/status and statm since Linux kernel commit 82241a83cd15 ("mm: fix
     the inaccurate memory statistics issue for users") (in v6.16, and in stable ones).
     """
 
     rss_counted_bytes: Bytes
-    """The same without cached counts: as in /proc/PID/stat, and before that commit in
-    status and statm, too."""
+    """Size of the resident pages without cached counts: as in /proc/PID/stat, and
+    before commit 82241a83cd15 also in status and statm."""
 
 
 def read_memory(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskMemory:
-    """Read each address space once.
+    """Read the address space of each thread, each space once.
 
-    A part of a counter that cannot be read is noted, and missing in the sum.
+    A part of a counter that cannot be read is counted as lost, and not in the sum.
     """
     prog = reader.prog
     of_task: Addresses = tasks["mm"].astype(np.uint64)
@@ -498,7 +500,7 @@ def _resident(
     numbers: dict[str, int],
     losses: LossLog,
 ) -> tuple[_Pages, _Pages]:
-    """Return resident pages by the counters alone, and with their cached parts.
+    """Return each space's resident pages by counters alone, and with cached parts.
 
     A single counter can be below zero, which the kernel takes for zero.
 
@@ -529,9 +531,9 @@ def _add_cached(
     numbers: dict[str, int],
     losses: LossLog,
 ) -> None:
-    """Add the counts cached in tasks (SPLIT_RSS_COUNTING, up to v6.1).
+    """Add to *counters* the counts cached in tasks (SPLIT_RSS_COUNTING, up to v6.1).
 
-    A task flushes them every 64 faults; the kernel itself never sums them up.
+    A task flushes its cache every 64 faults; the kernel itself never sums caches up.
     """
     type_ = find_type(reader.prog, "struct task_struct")
     if not type_.has_member("rss_stat"):

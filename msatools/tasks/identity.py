@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whose a task is: user, parent, name, address space, control group, namespaces.
+"""Identity of tasks: user, parent, name, address space, control group, namespaces.
 
-Threads are selected by these, too.
+Also the selection of threads by control group, container and namespace.
 """
 
 import re
@@ -42,6 +42,7 @@ from msatools.tasks.table import PF_KTHREAD, PF_WQ_WORKER, TaskReader, TaskTable
 
 
 UNKNOWN = -1
+"""Stands for an ID or index that is unknown."""
 
 
 _IDENTITY_CRED = {"uid": ("uid.val",), "euid": ("euid.val",)}
@@ -49,20 +50,20 @@ _TASK = {"tgid": ("tgid",)}
 
 
 class Users(Struct, frozen=True):
-    """One value a thread; :data:`UNKNOWN` if unreadable."""
+    """User IDs of each thread; :data:`UNKNOWN` if unreadable."""
 
     uid: Numbers
     """The real user (``cred->uid``)."""
 
     euid: Numbers
-    """The effective user."""
+    """The effective user (``cred->euid``)."""
 
 
 class Identities(Users, frozen=True):
-    """One value a thread; :data:`UNKNOWN` if unreadable."""
+    """User and parent IDs of each thread; :data:`UNKNOWN` if unreadable."""
 
     ppid: Numbers
-    """The parent process; 0 for tasks that the kernel itself started."""
+    """ID of the parent process; 0 for tasks that the kernel itself started."""
 
 
 def read_identities(reader: Reader, tasks: TaskTable, losses: LossLog) -> Identities:
@@ -83,9 +84,9 @@ def read_users(reader: Reader, tasks: TaskTable, losses: LossLog) -> Users:
 
 
 def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
-    """Return the process IDs of the parents.
+    """Return the process ID of each thread's parent.
 
-    Usually the table has every parent but the idle task (PID 0).
+    Usually the table has every parent except the idle task (PID 0).
     """
     parents: Addresses = tasks["real_parent"].astype(np.uint64)
     row = find_rows(tasks["address"], parents)
@@ -119,21 +120,22 @@ _KTHREAD: Members = {
 }
 
 _COMM_CHARACTERS = 15
-"""Characters that ``comm`` has room for."""
+"""Number of characters that ``comm`` has room for."""
 
 _MOST_KEPT = 1 << 16
+"""Maximum number of threads with short names that are remembered."""
 
 _Rows = npt.NDArray[np.intp]
 
 
 def _threads(tasks: TaskTable, rows: _Rows) -> Iterator[tuple[int, int]]:
-    """Return address and start time of some threads, which tell them apart."""
+    """Yield address and start time of some threads: together they identify a thread."""
     addresses, starts = tasks["address"][rows], tasks["start_ns"][rows]
     return zip(addresses.tolist(), starts.tolist(), strict=True)
 
 
 class KernelNames:
-    """Full names of the kernel threads of one kernel, cached where they are fixed."""
+    """Full names of the kernel threads of one kernel, with a cache of fixed names."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -141,10 +143,10 @@ class KernelNames:
         """Names by the thread's address and start time."""
 
         self._short: set[tuple[int, int]] = set()
-        """Threads, likewise, whose names fit into ``comm``."""
+        """Threads, by address and start time, whose names fit into ``comm``."""
 
     def fill(self, tasks: TaskTable, losses: LossLog) -> None:
-        """Replace the truncated names of kernel threads by the full ones.
+        """Replace the truncated names of kernel threads in *tasks* by the full ones.
 
         A name that cannot be read stays truncated, and is counted.
         """
@@ -171,14 +173,14 @@ class KernelNames:
         losses.lose(Loss.NAMES, count=aside.lost.total())
 
     def _unknown(self, tasks: TaskTable, rows: _Rows) -> _Rows:
-        """Return the threads whose names have to be read; name the others.
+        """Return the rows of threads whose names have to be read; name the others.
 
         The long name of a thread is fixed when it is created.
         """
         if not (self._kept or self._short):
             return rows
         comms, unknown = tasks["comm"], []
-        # What workers are called depends on their work.
+        # The names of workers change with their work.
         works = ((tasks["flags"][rows] & PF_WQ_WORKER) != 0).tolist()
         each = zip(rows.tolist(), _threads(tasks, rows), works, strict=True)
         for row, thread, works_now in each:
@@ -190,9 +192,9 @@ class KernelNames:
         return np.array(unknown, np.intp)
 
     def _keep_short(self, tasks: TaskTable, rows: _Rows) -> None:
-        """Keep which threads have no long name, nor will have one.
+        """Remember the threads that have no long name, and never will.
 
-        A name that does not fit into ``comm`` fills it.
+        Only a name that fills ``comm`` may be longer.
         """
         if len(self._short) > _MOST_KEPT:
             self._short.clear()
@@ -214,7 +216,7 @@ class KernelNames:
     def _fill_long(
         self, tasks: TaskTable, rows: _Rows, names: Addresses, aside: LossLog
     ) -> None:
-        """Write the names longer than ``comm``; *names* has their addresses or 0."""
+        """Write long names into *tasks*; *names* has their addresses, 0 for others."""
         has = np.flatnonzero(names)
         for row, pointer in zip(rows[has].tolist(), names[has].tolist(), strict=True):
             thread = int(tasks["address"][row]), int(tasks["start_ns"][row])
@@ -230,7 +232,8 @@ class KernelNames:
     def _fill_workers(
         self, tasks: TaskTable, rows: _Rows, workers: Addresses, aside: LossLog
     ) -> None:
-        """Append the current or last work of workers (wq_worker_comm())."""
+        """Append their current (``+``) or last (``-``) work to the names of workers, as
+        wq_worker_comm() does."""
         members: Members = {
             "task": ("task",),
             "pool": ("pool",),
@@ -255,7 +258,7 @@ _MM: Members = {"pgd": ("pgd",), "tables": ("pgtables_bytes.counter",)}
 
 
 class AddressSpace(Struct, frozen=True):
-    """An address space, and one of its threads."""
+    """An address space, and the ID and name of one of its threads."""
 
     pid: int
     comm: str
@@ -263,7 +266,7 @@ class AddressSpace(Struct, frozen=True):
     """Address of its top-level page table."""
 
     table_bytes: int | None = None
-    """Memory of its page tables: VmPTE of /proc/PID/status."""
+    """Size of its page tables: VmPTE of /proc/PID/status."""
 
 
 def address_spaces(reader: Reader, losses: LossLog) -> list[AddressSpace]:
@@ -291,10 +294,10 @@ def address_spaces(reader: Reader, losses: LossLog) -> list[AddressSpace]:
 
 def _first_of_each(tasks: TaskTable) -> npt.NDArray[np.intp]:
     """
-    Choose one thread for each address space, preferably a leader.
+    Return the row of one thread for each address space, preferably a leader.
 
-    If processes share an address space, as between vfork() and execve(), the lowest
-    PID is chosen.
+    If processes share an address space, as between vfork() and execve(), the leader
+    with the lowest PID is chosen.
     """
     order = np.lexsort((tasks["pid"], ~tasks.leaders, tasks["mm"]))
     ascending = tasks["mm"][order]
@@ -303,7 +306,7 @@ def _first_of_each(tasks: TaskTable) -> npt.NDArray[np.intp]:
     return order[first]
 
 
-# --- The control group of each thread: in the default hierarchy (v2), or its cpuset.
+# --- The control group of each thread: in the default hierarchy (v2), or of its cpuset.
 
 
 _CSS_SET = {"cgroup": ("dfl_cgrp",)}
@@ -311,17 +314,18 @@ _STATE = {"group": ("cgroup",)}
 
 
 class TaskCgroups(Struct, frozen=True):
-    """One group a thread; threads of the same group have the same index."""
+    """The control group of each thread; threads of a group have the same index."""
 
     paths: tuple[str, ...]
-    """Paths by index, as after ``0::`` in /proc/PID/cgroup; removed groups may have the
-    same path."""
+    """Paths of groups, as after ``0::`` in /proc/PID/cgroup; several removed groups may
+    have the same path."""
 
     index: npt.NDArray[np.int32]
-    """Index by thread; :data:`UNKNOWN` if unreadable or without control groups."""
+    """Index in *paths* of each thread's group; :data:`UNKNOWN` if unreadable or without
+    control groups."""
 
     def path(self, row: int) -> str | None:
-        """Return a thread's path; ``None`` if unknown."""
+        """Return the path of a thread's group; ``None`` if unknown."""
         index = int(self.index[row])
         return None if index == UNKNOWN else self.paths[index]
 
@@ -349,8 +353,8 @@ def read_cpuset_groups(
     """Read the control group of each thread's cpuset.
 
     In cgroup v1 it is in the hierarchy of the cpuset controller; in v2 it is the
-    thread's own group, or the nearest ancestor with the controller enabled. Unknown for
-    all threads if the kernel has no cpusets.
+    thread's own group, or the nearest ancestor with the controller enabled. It is
+    unknown for all threads if the kernel has no cpusets.
     """
     index = np.full(len(tasks), UNKNOWN, np.int32)
     try:
@@ -382,8 +386,8 @@ def read_cpuset_groups(
 # --- Namespaces of each thread, by inode number, as readlink /proc/PID/ns/*.
 #
 # fs/proc/namespaces.c: the PID namespace is that of the thread's struct pid, the user
-# namespace that of its credentials. All others are in its struct nsproxy, which a dead
-# thread does not have.
+# namespace that of its credentials. A thread's other namespaces are in its struct
+# nsproxy, which a dead thread does not have.
 
 
 Inodes = npt.NDArray[np.int64]
@@ -412,14 +416,14 @@ _TYPES = {
     "cgroup": "struct cgroup_namespace",
 }
 KINDS = tuple(_TYPES)
-"""Names of the kinds, as in /proc/PID/ns."""
+"""The kinds of namespaces, as in /proc/PID/ns."""
 
 
 class TaskNamespaces(Struct, frozen=True):
-    """Inode numbers of namespaces by kind, one a thread.
+    """Inode numbers of each thread's namespaces, by kind.
 
-    :data:`UNKNOWN` if unreadable, if the thread is dead, or if this kernel has no such
-    namespaces.
+    :data:`UNKNOWN` if unreadable, if the thread is dead, or if this kernel has no
+    namespaces of the kind.
     """
 
     inodes: Mapping[str, Inodes]
@@ -428,7 +432,7 @@ class TaskNamespaces(Struct, frozen=True):
 def read_task_namespaces(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> TaskNamespaces:
-    """Read all namespaces of each thread, each namespace once."""
+    """Read the namespaces of all kinds of each thread."""
     addresses = _addresses(reader, tasks, losses)
     return TaskNamespaces(
         {
@@ -441,7 +445,7 @@ def read_task_namespaces(
 def _addresses(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> dict[str, Addresses]:
-    """Find the address of each thread's namespace, by kind."""
+    """Return the address of each thread's namespace, by kind."""
     found: dict[str, Addresses] = {}
     if tasks.has("thread_pid"):
         pids = tasks["thread_pid"].astype(np.uint64)
@@ -463,7 +467,7 @@ def _inodes(
     count: int,
     losses: LossLog,
 ) -> Inodes:
-    """Read the inode numbers of namespaces of one kind."""
+    """Return the inode number of each thread's namespace of one kind."""
     unknown = np.full(count, UNKNOWN, np.int64)
     if addresses is None:
         return unknown
@@ -481,18 +485,19 @@ def _inodes(
 
 
 _CONTAINER = re.compile(r"(?:^|[-_:.])([0-9a-f]{64})(?:$|\.)")
-"""Container engines put the ID into the name of the container's control group."""
+"""Matches the container's ID in a control group's name, as engines name the groups."""
 
 
 class Membership(Struct, frozen=True):
-    """Where wanted threads are: in any of the given; ``None`` for anywhere."""
+    """Which threads are wanted: those in one of the groups, one of the containers and
+    one of the namespaces; ``None`` for any."""
 
     cgroups: tuple[str, ...] | None = None
-    """Paths, as in /proc/PID/cgroup, of groups, including all below them; ``*``, ``?``
-    and ``[...]`` match as in the shell."""
+    """Paths of groups as in /proc/PID/cgroup, which include all groups below; ``*``,
+    ``?`` and ``[...]`` match as in the shell."""
 
     containers: tuple[str, ...] | None = None
-    """Prefixes of IDs."""
+    """Prefixes of container IDs."""
 
     namespaces: tuple[int, ...] | None = None
     """Inode numbers of namespaces of any kind."""
@@ -514,10 +519,9 @@ def read_members(
     cgroups: TaskCgroups | None = None,
 ) -> Booleans:
     """
-    Select the wanted threads; read only what that needs.
+    Return which threads are wanted; read only the data that this needs.
 
     :param cgroups: The threads' control groups, if they have been read.
-    :return: One value a thread.
     """
     if wanted.is_any:
         return np.ones(len(tasks), np.bool_)
@@ -531,13 +535,12 @@ def members(
     wanted: Membership, cgroups: TaskCgroups, namespaces: TaskNamespaces | None
 ) -> Booleans:
     """
-    Select the wanted threads. Pure.
+    Return which threads are wanted. Pure.
 
     :param namespaces: The threads' namespaces; needed if *wanted* has some.
-    :return: One value a thread.
     """
     fits = [is_in_path(wanted, path) for path in cgroups.paths]
-    # The index of an unknown group is -1: the last value.
+    # The index of an unknown group is -1, which selects the last value.
     keep = np.array([*fits, is_in_path(wanted, None)], np.bool_)[cgroups.index]
     if wanted.namespaces is not None:
         assert namespaces is not None, "namespaces have not been read"
@@ -550,8 +553,8 @@ def is_in_path(wanted: Membership, path: str | None) -> bool:
     """
     Return whether a control group is wanted, and in a wanted container.
 
-    :param path: Path as in /proc/PID/cgroup. ``None``, for an unknown one, fits only
-        if any group does.
+    :param path: Path as in /proc/PID/cgroup; ``None`` for an unknown group, which is
+        wanted only if all groups and containers are.
     """
     cgroups, containers = wanted.cgroups, wanted.containers
     if path is None:

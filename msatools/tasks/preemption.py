@@ -35,9 +35,9 @@ _PREEMPTION = 0xFF
 _SOFTIRQ_SHIFT = 8
 _HARDIRQ_SHIFTS = 16, 24
 _COUNT = 0x7FFF_FFFF
-"""Parts of the count: all but the bit of x86 that says whether a switch is due. The
-count of interrupts is at the first of the shifts, or at the second where that of
-disabled interrupts lies below it."""
+"""Parts of the preempt count. ``_COUNT`` leaves out the bit of x86 for "no switch is
+due". The count of interrupts is at the first of the shifts; at the second in kernels
+that have a count of disabled interrupts at the first."""
 
 _OF_TASK: Members = {
     "count": ("thread_info.preempt.count", "thread_info.preempt_count")
@@ -45,17 +45,18 @@ _OF_TASK: Members = {
 
 
 def preemption_count(count: int) -> int:
-    """Return how often preemption was disabled."""
+    """Return how deeply preemption is disabled: the lowest part of a preempt count."""
     return count & _PREEMPTION
 
 
 def softirq_count(count: int) -> int:
-    """Return how often softirqs were disabled, twice each, and 1 if one is served."""
+    """Return the part of a preempt count for softirqs: 2 for each time that they were
+    disabled, and 1 while one is served."""
     return count >> _SOFTIRQ_SHIFT & 0xFF
 
 
 class PreemptCounts:
-    """The preempt counts of one report."""
+    """The preempt counts of all CPUs, read when first needed."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class PreemptCounts:
         losses: LossLog,
     ) -> None:
         """
-        :param tasks: Returns the task that each CPU runs.
+        :param tasks: Returns the address of each CPU's task, in the order of *percpu*.
         """
         self._reader = reader
         self._percpu = percpu
@@ -74,7 +75,7 @@ class PreemptCounts:
 
     @cached_property
     def by_cpu(self) -> dict[int, int]:
-        """The count of each CPU of which it is known.
+        """The preempt count by CPU, without CPUs for which it is unknown.
 
         "x86/percpu: Move preempt_count next to current_task" (in v6.2) put it into
         ``pcpu_hot``, up to "x86/preempt: Move preempt count to percpu hot section" (in
@@ -108,7 +109,7 @@ class PreemptCounts:
     def in_interrupt(self, count: int) -> bool:
         """Return whether a CPU was in an interrupt other than an NMI.
 
-        An NMI, by which a crashing kernel stops CPUs, counts as both.
+        An NMI, by which a crashing kernel stops CPUs, adds 1 to both counts.
         """
         if not count >> min(_HARDIRQ_SHIFTS):
             # Looking for a variable that is missing takes long.
@@ -117,10 +118,10 @@ class PreemptCounts:
         return count >> shift & 0xF > count >> (shift + 4) & 0xF
 
     def _find_hardirq_shift(self) -> int:
-        """Return where the preempt count has that of interrupts.
+        """Return the shift of the count of interrupts in the preempt count.
 
-        Newer kernels (by 7.3) count there how often interrupts were disabled, too, and
-        keep in a per-CPU variable whether they were on before.
+        Newer kernels (by 7.3) have below it a count of how often interrupts were
+        disabled. They also have the per-CPU variable that is looked up here.
         """
         before, after = _HARDIRQ_SHIFTS
         try:
@@ -130,15 +131,14 @@ class PreemptCounts:
         return after
 
 
-# --- RCU's grace period, and who holds it up (kernel/rcu/tree.c, tree_plugin.h).
+# --- RCU's grace period, and what holds it up (kernel/rcu/tree.c, tree_plugin.h).
 #
 # A leaf struct rcu_node has a bit for each of its CPUs that has not passed a quiescent
-# state, and a list of the tasks that left a CPU as readers. Stalls of CPUs and waits
-# for a grace period are both explained by it.
+# state, and a list of the tasks that left a CPU as readers.
 
 
 _UNDER_WAY = 3
-"""RCU_SEQ_STATE_MASK: the bits of a sequence that are set during a grace period."""
+"""RCU_SEQ_STATE_MASK: the bits of a sequence number, not 0 during a grace period."""
 
 _INIT = 1
 """RCU_GP_FLAG_INIT: a grace period was requested."""
@@ -168,11 +168,11 @@ _NODE: Members = {
 }
 
 _MAX_TASKS = 256
-"""Maximum number of tasks of one leaf to name."""
+"""Maximum number of tasks that are read from the list of one leaf."""
 
 
 class GracePeriodState(Struct, frozen=True, kw_only=True):
-    """The state of RCU, with addresses of tasks; times are in jiffies."""
+    """The state of RCU, with tasks as addresses and times in jiffies."""
 
     sequence: int
     """``rcu_state.gp_seq``."""
@@ -181,35 +181,35 @@ class GracePeriodState(Struct, frozen=True, kw_only=True):
     """Whether a grace period is under way."""
 
     is_asked: bool
-    """Whether one was requested that has not begun."""
+    """Whether a grace period was requested that has not begun."""
 
     start: int | None
-    """When it began."""
+    """When the grace period began; ``None`` if the kernel has no ``gp_start``."""
 
     activity: int | None
-    """When RCU's thread did something last."""
+    """When RCU's thread was last active."""
 
     requested: int | None
-    """When one was requested last."""
+    """When a grace period was last requested."""
 
     thread: int
     """The thread that runs grace periods; 0 if unknown."""
 
     callbacks: int | None
-    """Number of callbacks that wait, over all CPUs."""
+    """Number of callbacks that wait, over all CPUs; ``None`` if unknown."""
 
     cpus: tuple[int, ...]
     """CPUs that have not passed a quiescent state (``qsmask``)."""
 
     tasks: tuple[int, ...]
-    """Tasks that left a CPU as readers, and hold it up."""
+    """Tasks that left a CPU as readers, and hold up the grace period."""
 
     expedited_cpus: tuple[int, ...]
     expedited_tasks: tuple[int, ...]
 
 
 class _Leaves(Struct, frozen=True):
-    """The leaves of the tree, and the callbacks of all CPUs."""
+    """The leaves of RCU's tree, and the number of callbacks on all CPUs."""
 
     nodes: Structs
     addresses: Sequence[int]
@@ -285,7 +285,7 @@ def _cpus(leaves: _Leaves, mask: str) -> tuple[int, ...]:
 def _blocking(
     reader: Reader, leaves: _Leaves, expedited: bool, losses: LossLog
 ) -> tuple[list[int], list[int]]:
-    """Return the addresses of the tasks that hold up each kind of grace period.
+    """Return the tasks that hold up the normal, and the expedited grace period.
 
     Without CONFIG_PREEMPT_RCU no task can.
     """

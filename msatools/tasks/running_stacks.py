@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The stacks of tasks that run, in a dump: by their registers, through interrupts."""
+"""Stacks of running tasks in a dump: unwound from their registers, over interrupts."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -40,7 +40,8 @@ _SEARCHED = 512
 """Bytes of a stack that are searched for a return address."""
 
 _LEAST = 4
-"""Minimum number of frames that are no chance."""
+"""Minimum number of frames that a guessed return address must lead to: fewer may be
+chance."""
 
 _CALL = 0xE8
 """The ``call rel32`` of x86-64."""
@@ -49,11 +50,10 @@ USER_MODE = ""
 """Stands for user mode among the functions of a stack."""
 
 LAST_SWITCH = "(registers are lost; from its last switch:)"
-"""Stands before the functions of a stack that a running task has left since."""
+"""Stands before the functions of a running task's outdated stack."""
 
 _SWITCHES = ("__schedule", "__switch_to")
-"""The functions that switch tasks, of x86-64 and of arm64, in which all such stacks
-begin."""
+"""The innermost functions of a task that was switched from, on x86-64 and on arm64."""
 
 
 class CpuStack(Struct, frozen=True):
@@ -63,19 +63,19 @@ class CpuStack(Struct, frozen=True):
     """Functions, the innermost first; user mode is ``""``."""
 
     pcs: tuple[int, ...] = ()
-    """Addresses of code of the kernel's frames."""
+    """Program counters of the kernel's frames, innermost first."""
 
     flags: Mapping[int, Literal["on", "off"]] = field(default_factory=dict)
-    """Whether interrupts are on, by the number of each frame whose registers say so."""
+    """Whether interrupts are on, by index in *names* of frames with known registers."""
 
 
 def frame_texts(stack: CpuStack, text: KernelText) -> tuple[str, ...]:
-    """Return the functions of a stack in words, with their modules."""
+    """Return the functions of a stack as :func:`frame_text` writes them."""
     return tuple(map(frame_text, named_frames(stack, text)))
 
 
 def named_frames(stack: CpuStack, text: KernelText) -> Iterator[tuple[str, str | None]]:
-    """Yield the functions of a stack, with their modules."""
+    """Yield the functions of a stack, each with its module or ``None``."""
     pcs = iter(stack.pcs)
     for name in stack.names:
         if name == USER_MODE:
@@ -87,13 +87,13 @@ def named_frames(stack: CpuStack, text: KernelText) -> Iterator[tuple[str, str |
 
 
 def frame_text(frame: tuple[str, str | None]) -> str:
-    """Return a function as the kernel's log has it: with its module in brackets."""
+    """Return a function as in the kernel's log: with its module in brackets."""
     name, module = frame
     return name if module is None else f"{name} [{module}]"
 
 
 class StackReader:
-    """Reads the stacks of tasks that run, in a dump."""
+    """Reads the stacks of running tasks in a dump."""
 
     def __init__(self, reader: Reader, text: KernelText, losses: LossLog) -> None:
         self._reader = reader
@@ -102,11 +102,11 @@ class StackReader:
         self._losses = losses
 
     def read(self, task: int) -> CpuStack | None:
-        """Return the stack of a task that runs; ``None`` on a live kernel, or if lost.
+        """Return the stack of a running task; ``None`` on a live kernel, or if lost.
 
-        drgn begins, as it knows the registers of frames. Where it does not go on, in
-        modules without debug info or by ORC tables that it does not know, those tables
-        do; then the registers of further frames are not known.
+        drgn unwinds first, as it has the registers of frames. Where it stops, in
+        modules without debug info or as it does not know the ORC format, this module
+        goes on by ORC tables; then the registers of further frames are not known.
 
         :param task: Address of its ``struct task_struct``.
         """
@@ -138,15 +138,15 @@ class StackReader:
         return CpuStack(tuple(stack.names), tuple(stack.pcs), stack.flags)
 
     def at_last_switch(self, task: int) -> CpuStack | None:
-        """Return the stack that a running task had when it last came on its CPU.
+        """Return the stack that a running task had when it was last switched from.
 
-        For a dump without registers. What the task did since has overwritten a part of
-        it or all, so it is marked with :data:`LAST_SWITCH`, and is no evidence of what
-        the task has or does.
+        For a dump without registers. The task has since overwritten a part of that
+        stack or all of it, so it is marked with :data:`LAST_SWITCH`, and is no evidence
+        of what the task holds or does.
 
         :param task: Address of its ``struct task_struct``.
-        :return: ``None`` on a live kernel, or if it has been overwritten so that it
-            does not lead from ``__schedule()`` to its end.
+        :return: ``None`` on a live kernel, or if too much is overwritten to unwind from
+            ``__schedule()`` to the end of the stack.
         """
         if self._reader.is_live:
             return None
@@ -177,7 +177,7 @@ class StackReader:
         registers: Mapping[str, int],
         task: int,
     ) -> None:
-        """Add a frame, and its callers by ORC tables."""
+        """Add a frame to *stack*, and its callers by ORC tables."""
         sp, found = registers.get("rsp"), None
         collector = self._collector
         bp = registers.get("rbp", 0)
@@ -200,11 +200,12 @@ class StackReader:
     def _interrupted(
         self, collector: StackCollector, sp: int, task: int
     ) -> OneStack | None:
-        """Find what was interrupted, from a stack for interrupts.
+        """Return the frames of the task from the entry point of an interrupt on.
 
-        Its last word is the stack pointer of the task then (``call_on_stack()`` of
-        arch/x86/include/asm/irq_stack.h), which is near the return address into the
-        entry point.
+        *sp* is on a stack for interrupts. That stack's last word is the task's stack
+        pointer at the interrupt (``call_on_stack()`` of
+        arch/x86/include/asm/irq_stack.h); the return address into the entry point is
+        near.
         """
         size = collector.stack_bytes
         own = object_at(self._prog, "struct task_struct", task)
@@ -237,16 +238,18 @@ class StackReader:
         )
 
     def _caller_is_guessed(self, pc: int) -> bool:
-        """Return whether drgn guesses the caller of a function of the kernel."""
+        """Return whether drgn can only guess the caller of a kernel function: no debug
+        info is loaded, and ORC leaves the function out."""
         is_guess = is_served_by_btf(self._prog) and self._text.in_kernel(pc)
         return is_guess and self._collector.guesses(pc)
 
     def _first_caller(self, collector: StackCollector, at: OneState) -> OneStack | None:
-        """Find the caller of a function that ORC does not describe.
+        """Return the callers of a function that ORC does not describe; ``None`` if not
+        found.
 
-        Such as __crash_kexec(), in which the CPU is that crashed: objtool is told to
-        leave it out. It is at the first return address on the stack behind a call of
-        the function, from which there is a way to its end.
+        Such as __crash_kexec(), in which a crashed CPU is: objtool leaves it out. The
+        caller is at the first return address on the stack that follows a call of the
+        function, and from which the stack can be unwound.
         """
         symbol = self._text.symbol(at.pc)
         for number, word in enumerate(self._words(at.sp, _SEARCHED)):
@@ -262,9 +265,9 @@ class StackReader:
         return None
 
     def called(self, address: int) -> int | None:
-        """Return the function that is called by name before a return address.
+        """Return the function that the call before a return address names.
 
-        ``None`` if it is called by a pointer, which may be by way of a thunk. x86-64.
+        ``None`` if the call is by pointer, maybe by way of a thunk. For x86-64 only.
         """
         target = self._called(address)
         symbol = None if target is None else self._text.symbol(target)
@@ -273,7 +276,7 @@ class StackReader:
         return target
 
     def _called(self, address: int) -> int | None:
-        """Return the target of the ``call rel32`` that a return address is behind."""
+        """Return the target of the ``call rel32`` before a return address, if any."""
         try:
             code = self._reader.read(address - 5, 5)
         except UNREADABLE:
@@ -283,7 +286,7 @@ class StackReader:
 
 
 class _CpuStack(Struct):
-    """A stack while it is read."""
+    """A :class:`CpuStack` that is being read."""
 
     text: KernelText
     names: list[str] = field(default_factory=list)
@@ -291,7 +294,7 @@ class _CpuStack(Struct):
     flags: dict[int, Literal["on", "off"]] = field(default_factory=dict)
 
     def extend(self, found: OneStack) -> None:
-        """Add frames of the kernel, and user mode if they lead there."""
+        """Add frames of the kernel, and user mode if they end at the entry from it."""
         for pc, is_exact in zip(found.pcs, found.interrupted, strict=True):
             self.add(pc, is_exact=is_exact)
         if found.end is End.ENTRY:
@@ -307,7 +310,7 @@ class _CpuStack(Struct):
 
 
 def _place(frame: drgn.StackFrame) -> int:
-    """Return an address within the instruction that a frame is at, or has called by."""
+    """Return an address within a frame's current or calling instruction."""
     return int(frame.pc if frame.interrupted else frame.pc - 1)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Samples of all threads: the class of each, and the time in it.
+"""Samples of all threads: the class of each thread, and its time in that class.
 
-Each sample is as cheap as possible; threads of two samples are matched.
+Samples are cheap: stacks of threads that did not run since the last one are not read.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from msatools.tasks.text import End
 from msatools.tasks.unwind import StackMemory, saved_registers
 from msatools.tasks.waits import StackWait, TaskClass, are_any, classify
 
-# --- Current class of each thread, and the time in it.
+# --- Current class of each thread, and its time in that class (its age).
 
 
 INTERRUPTS = (
@@ -51,13 +51,13 @@ class AgeBound(IntEnum):
 
     EXACT = 0
     UPPER = 1
-    """An upper bound: it may include earlier states."""
+    """The age is an upper bound: it may include earlier classes."""
     ESTIMATE = 2
-    """By the clock of a CPU that may have lagged."""
+    """The age is by the clock of a CPU that may have lagged."""
 
 
 class TaskState(Struct, frozen=True, dict=True):
-    """One value a thread."""
+    """Class, age and stack of each thread; arrays have one value for each."""
 
     classes: npt.NDArray[np.uint8]
     """Members of :class:`TaskClass`."""
@@ -69,7 +69,7 @@ class TaskState(Struct, frozen=True, dict=True):
     """Members of :class:`AgeBound`."""
 
     stacks: Stacks
-    """Stacks of the threads off the CPU; the others have none."""
+    """Stacks of living threads off the CPU; others have :data:`.NO_STACK`."""
 
     waits: tuple[StackWait, ...]
     """The wait of each unique stack, in the order of ``stacks.unique``."""
@@ -92,7 +92,7 @@ class TaskState(Struct, frozen=True, dict=True):
 def collect_now(
     collector: StackCollector, prog: drgn.Program, tasks: TaskTable, clocks: Clocks
 ) -> TaskState:
-    """Return the class of each thread, its age and its stack.
+    """Return the current class, age and stack of each thread.
 
     :param collector: unwinds the stacks of this kernel
     """
@@ -123,7 +123,7 @@ def runs(tasks: TaskTable) -> Booleans:
 
 
 def running_class(prog: drgn.Program, task: int) -> TaskClass:
-    """Return the mode of a running thread, by the registers in a dump.
+    """Return the class of a running thread (USR, SYS or INT), by registers in a dump.
 
     :param task: address of the ``struct task_struct`` of a thread that runs
     :return: :attr:`TaskClass.CPU` on a live kernel, :attr:`TaskClass.OTH` if the dump
@@ -146,12 +146,12 @@ def running_class(prog: drgn.Program, task: int) -> TaskClass:
 def running_frames(
     prog: drgn.Program, task: int, losses: LossLog | None = None
 ) -> list[tuple[int, str]]:
-    """Unwind the stack of a task that runs, by the registers in a dump.
+    """Return the frames of a running task, by its registers in a dump.
 
     :param task: address of its ``struct task_struct``
     :param losses: As in :func:`.stack_trace`.
-    :return: Addresses and functions, the innermost first; empty without registers, as
-        on a live kernel.
+    :return: Program counter and function of each frame, the innermost first; empty
+        without registers, as on a live kernel.
     """
     trace = stack_trace(prog, task, losses) or ()
     return [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
@@ -160,10 +160,10 @@ def running_frames(
 def ages(
     tasks: TaskTable, clocks: Clocks, classes: npt.NDArray[np.uint8]
 ) -> tuple[Nanoseconds, npt.NDArray[np.uint8]]:
-    """Return each thread's time in its class, and the bound (:class:`AgeBound`).
+    """Return each thread's time in its class, in ns, and its :class:`AgeBound`.
 
-    ``exec_start`` is the time at which a thread was last on the CPU (update_curr()), by
-    the task clock of that CPU; it needs no kernel option.
+    ``exec_start`` is the time at which a thread was last on a CPU (update_curr()), by
+    the task clock of that CPU. Every kernel has it.
     """
     now_task = clocks.task_clock_ns(tasks["cpu"])
     since = tasks["exec_start_ns"].astype(np.int64)
@@ -188,7 +188,7 @@ def ages(
     stamped = lost if delays else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
         if tasks.has(column):
-            # Only with schedstats enabled; by the clock of the run queue.
+            # Set only while schedstats are enabled; by the run queue's clock.
             start = tasks[column].astype(np.int64)
             kept = (start != 0) & stamped & asleep(tasks)
             age[kept] = (clocks.local_ns - start)[kept]
@@ -205,6 +205,7 @@ def ages(
 
 
 NOBODY = NOT_FOUND
+"""Stands for the row of a thread that is not in the earlier table."""
 
 Rows = npt.NDArray[np.intp]
 Counts = npt.NDArray[np.int64]
@@ -222,15 +223,15 @@ class TaskSample(Struct, frozen=True):
     """Whether each thread's class is known: not if it ran while it was read."""
 
     on_code: Booleans
-    """Whether each thread is in a page fault on code."""
+    """Whether each thread is in a page fault on program code."""
 
     took_ns: int
-    """Time from the start of the sample until its clocks were read, by this program's
-    clock: threads born meanwhile may be missing."""
+    """Time from the start of the sample until the kernel's clocks were read, by this
+    program's clock: threads created in this time may be missing."""
 
 
 def match(before: TaskTable, after: TaskTable) -> Rows:
-    """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
+    """Return the row in *before* of each thread of *after*; :data:`NOBODY` if none."""
     row = find_rows(before["address"], after["address"])
     if not len(before):
         return row
@@ -244,11 +245,11 @@ def match(before: TaskTable, after: TaskTable) -> Rows:
 
 
 def cpu_of(sample: TaskSample) -> Nanoseconds:
-    """Return each thread's CPU time."""
+    """Return each thread's CPU time since it started, in ns."""
     return sample.states.user_ns + sample.states.system_ns
 
 
-# --- Take samples of all threads, each as cheap as possible.
+# --- Take samples of all threads.
 #
 # A sample reads every struct task_struct. The stack of a thread that slept, and was not
 # switched since the last sample, is unchanged: it is not read again.
@@ -259,20 +260,20 @@ USUAL_SHARE, MAX_SHARE = 0.1, 0.25
 are taken. A tenth allows some twenty samples a second of a hundred threads."""
 
 MAX_HZ = 20.0
-"""Samples a second by default: a higher rate adds little."""
+"""Number of samples a second by default: more would add little."""
 
 _WALKS = 3
-"""Maximum number of walks of a list that changes meanwhile on a running kernel."""
+"""Maximum attempts to walk the lists of tasks, which change on a running kernel."""
 
 _MANY, _FEW = 256, 16
-"""Tasks in a batch: large for tasks that were off the CPU for long, as each batch has a
-fixed cost; small for tasks that were on a CPU lately."""
+"""Number of tasks in a batch: large for tasks that have been off the CPU for long, as
+each batch has a fixed cost; small for tasks that were on a CPU lately."""
 
 _QUIET_NS = 1_000_000_000
 """Minimum time off the CPU of a task in a large batch."""
 
 _SPARE_STACKS = 1024
-"""Maximum number of unused stacks that are kept."""
+"""Maximum number of stacks that are kept although no thread has them any more."""
 
 
 def share_of_samples(asked: float | None) -> float:
@@ -289,15 +290,15 @@ _WHOLE = (End.ENTRY, End.START)
 
 
 class Sampler:
-    """Takes samples of the threads of one kernel; just one of a dump.
+    """Takes samples of the threads of one kernel; of a dump only one.
 
     :param hz: Samples a second within an interval; 0 for none, ``None`` for
         :data:`MAX_HZ`.
     :param share: The share of one CPU that samples may take; ``None`` for
-        :data:`MAX_SHARE`.
-    :param bound_ns: Maximum difference of this kernel's clocks.
-    :param read: Reads the threads; by default all.
-    :param on_code: Returns which of the given rows' page faults are on code.
+        :data:`USUAL_SHARE`.
+    :param bound_ns: Maximum difference of the CPUs' clocks, in ns.
+    :param read: Reads the table of threads; by default of all.
+    :param on_code: Returns for given rows whether the threads' page faults are on code.
     """
 
     def __init__(
@@ -326,18 +327,19 @@ class Sampler:
         self._last: TaskSample | None = None
         self._settled: Booleans = np.zeros(0, np.bool_)
         self._stacks = _Stacks()
-        # The first call is slow: make it before the first sample, not within it.
+        # The first reading of clocks is slow, and would make the first sample late.
         read_clocks(reader, LossLog())
 
     @property
     def period_s(self) -> float | None:
-        """Seconds from one sample to the next; increased if samples cost much CPU."""
+        """Seconds from one sample to the next, longer if samples cost much CPU time;
+        ``None`` if there are no samples within an interval."""
         if self._hz <= 0:
             return None
         return max(1 / self._hz, self._cost_s / self._share)
 
     def sample(self) -> TaskSample:
-        """Read all threads, and unwind the stacks of those that were switched."""
+        """Read all threads; unwind the stacks that may be new since the last sample."""
         began_s, began_ns = time.process_time(), time.monotonic_ns()
         tasks = self._walk()
         row = self._unswitched(tasks)
@@ -347,13 +349,13 @@ class Sampler:
         clocks = self._clocks(tasks)
         took_ns = time.monotonic_ns() - began_ns
         changed = row == NOBODY
-        # A copy of all threads would take half a KiB each.
+        # If all have changed, none is copied: a copy takes half a KiB a thread.
         part = tasks if changed.all() else tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()
         known = settled | ~asleep(tasks)
-        # A stack read a moment before is good enough, unless the task waited for a CPU
-        # then and sleeps now.
+        # The class of a thread that ran since its stack was read is known if the stack
+        # is whole, unless it waited for a CPU then and sleeps now.
         whole = _is_whole(seen.stacks)
         known[changed] |= whole & (seen.classes != TaskClass.LAT)
         known[changed] &= whole | ~seen.woken
@@ -389,7 +391,7 @@ class Sampler:
     def _code_faults(
         self, tasks: TaskTable, now: TaskState, clocks: Clocks, row: Rows
     ) -> Booleans:
-        """Return which page faults are on code; kept for threads that sleep on."""
+        """Return which threads' page faults are on code; sleepers keep their result."""
         on_code = np.zeros(len(tasks), np.bool_)
         faults = are_any(now.slept_in, (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
@@ -412,7 +414,7 @@ class Sampler:
         return replace(clocks, local_ns=int(tasks["last_arrival_ns"].max()))
 
     def _walk(self) -> TaskTable:
-        """Read every thread; read again if a list changed meanwhile."""
+        """Read every thread; read all again if a list changed during the walk."""
         for left in reversed(range(_WALKS)):
             losses = LossLog()
             tasks = self._read(losses)
@@ -423,7 +425,8 @@ class Sampler:
         return tasks
 
     def _unswitched(self, tasks: TaskTable) -> Rows:
-        """Return the row in the last sample of each thread that sleeps on."""
+        """Return the row in the last sample of each thread that has slept or been dead
+        since then; else :data:`NOBODY`."""
         if self._last is None or not len(self._last.tasks):
             return np.full(len(tasks), NOBODY, np.intp)
         last = self._last.tasks
@@ -433,10 +436,10 @@ class Sampler:
         return np.where(there, row, NOBODY)
 
     def _refresh(self, tasks: TaskTable, row: Rows) -> tuple[TaskTable, Rows, Booleans]:
-        """Read the stacks that may have changed, in batches, and their threads again.
+        """Read in batches the stacks that may have changed, and their threads again.
 
         :return: The threads that still exist, their rows in the last sample, and which
-            of them slept on while their stacks were read.
+            of them did not run while their stacks were read.
         """
         settled = (row != NOBODY) | (tasks["exit_state"] != 0)
         held: list[Rows] = []
@@ -470,11 +473,12 @@ class Sampler:
     def _decoded_again(
         self, tasks: TaskTable, rows: Rows, again: Sequence[tuple[int, bytes]]
     ) -> tuple[TaskTable, Booleans]:
-        """Decode threads that were read again; return which of *rows* still exist.
+        """Return the threads that were read again and still exist, and which they are.
 
         The memory of an ended thread may have been reused.
 
-        :param again: The threads of *rows* that could be read, in their order.
+        :param again: Address and memory of the threads of *rows* that could be read, in
+            their order.
         """
         fresh = self.task_reader.table(again, LossLog())
         there = np.isin(tasks["address"][rows], fresh["address"])
@@ -486,10 +490,10 @@ class Sampler:
 
 
 def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
-    """Yield threads in batches, the longest sleepers first.
+    """Yield *rows* in batches, those of the longest sleepers first.
 
-    Threads that run or wait for a CPU come last, as their time is counted up to the
-    clocks, which are read next.
+    Threads that run or wait for a CPU come last, as their time counts up to now, which
+    the clocks that are read next define.
     """
     last_ran = tasks["exec_start_ns"][rows].astype(np.int64)
     last_ran[~asleep(tasks)[rows]] = np.iinfo(np.int64).max
@@ -523,22 +527,22 @@ def _same(before: TaskTable, after: TaskTable) -> Booleans:
 
 
 _WORDS = {1: U64, 2: LIST_HEAD}
-"""Formats of so many 64-bit words."""
+"""Formats to unpack one and two 64-bit words."""
 
 
 class _Collector(StackCollector):
-    """Collects stacks, also from memory read earlier by :meth:`hold`.
+    """Collects stacks, also from memory that :meth:`hold` has read before.
 
     On a running kernel a stack has to be read right after its stack pointer. Unwinding
-    takes longer, and is faster for many stacks at once.
+    can wait, and costs less for many stacks at once.
     """
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         super().__init__(reader, losses)
         self._memory = reader
         self._held: dict[int, tuple[Addresses, Addresses]] = {}
-        """Saved registers and the words from the stack pointer on, by the start of the
-        stack."""
+        """Maps the start of a stack to its saved registers, and the words from the
+        stack pointer on."""
 
         task = find_type(reader.prog, "struct task_struct")
         first, second = sorted(offset_of(task, n) for n in ("nvcsw", "nivcsw"))
@@ -552,13 +556,13 @@ class _Collector(StackCollector):
         """Read the stacks of some threads, to be unwound later.
 
         :param tasks: Addresses of their ``struct task_struct``.
-        :param stacks: ``task_struct.stack`` of each.
-        :return: Number of context switches of each just before; -1 if unreadable.
+        :param stacks: ``task_struct.stack`` of each; 0 if it has none.
+        :return: Each thread's context switches before the read; -1 if unreadable.
         """
         switches = [-1] * len(tasks)
         for row, (address, stack) in enumerate(zip(tasks, stacks, strict=True)):
             with contextlib.suppress(*UNREADABLE):
-                # Not numpy: for so few words its calls cost more than the reads.
+                # Without numpy: for two words its calls would cost more than the reads.
                 switches[row] = sum(
                     sum(
                         _WORDS[count].unpack(
@@ -603,7 +607,7 @@ class _Collector(StackCollector):
 
 
 class _Stacks:
-    """All stacks seen so far, and the class of each; the first is of no stack."""
+    """All stacks seen so far, and the wait that each shows; the first is NO_STACK."""
 
     def __init__(self) -> None:
         self._index: dict[Stack, int] = {NO_STACK: 0}
@@ -613,7 +617,7 @@ class _Stacks:
         return list(self._index), tuple(self._waits)
 
     def add(self, seen: TaskState) -> Indices:
-        """Add new stacks; return the index of each of ``seen.stacks.unique``."""
+        """Add the new ones of ``seen.stacks.unique``; return the index of each."""
         for stack, wait in zip(seen.stacks.unique, seen.waits, strict=True):
             if stack not in self._index:
                 self._index[stack] = len(self._waits)
@@ -621,7 +625,7 @@ class _Stacks:
         return np.array([self._index[stack] for stack in seen.stacks.unique], np.int32)
 
     def forget(self, index: Indices) -> Indices:
-        """Forget unused stacks if there are many; return the new indices."""
+        """Forget unused stacks if there are many; return each thread's new index."""
         if len(self._waits) <= _SPARE_STACKS:
             return index
         used, index_of_used = np.unique(np.append(index, 0), return_inverse=True)
@@ -634,6 +638,6 @@ class _Stacks:
 
 
 def _is_whole(stacks: Stacks) -> Booleans:
-    """Return which stacks are whole; a stack that changed meanwhile may not be."""
+    """Return whether each thread's stack was unwound to its outermost frame."""
     whole = np.array([stack.end in _WHOLE for stack in stacks.unique], np.bool_)
     return whole[stacks.index]

@@ -3,10 +3,10 @@
 """
 Stack traces of many tasks that do not run.
 
-On x86-64 the kernel's own ORC tables describe each frame, on arm64 frame records do.
-Each stack is read with one read, and all are unwound together: a stack costs some
-microseconds, and is exact with and without debug info. On other architectures, and for
-frames that ORC does not support, drgn unwinds one stack after the other.
+On x86-64 stacks are unwound by the kernel's ORC tables, on arm64 by frame records. Each
+stack takes one read, and all are unwound together: a stack costs some microseconds, and
+is exact with and without debug info. On other architectures, and for frames that ORC
+does not support, drgn unwinds one stack after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,10 +40,10 @@ from msatools.tasks.unwind import (
 )
 
 _AT_ONCE = 1024
-"""Stacks in memory at a time: usually 100 KiB, 16 MiB if all are full."""
+"""Number of stacks in memory at a time: usually 100 KiB, 16 MiB if all are full."""
 
 MAX_ASKED = 256
-"""Maximum number of stacks unwound by drgn beside ORC: each takes milliseconds."""
+"""Maximum number of stacks that drgn unwinds where ORC cannot: each takes some ms."""
 
 
 class Stack(Struct, frozen=True):
@@ -57,7 +57,7 @@ class Stack(Struct, frozen=True):
 
     end: End = End.ENTRY
     guessed: bool = False
-    """Whether a frame's code is in no ORC table, so that its caller is a guess."""
+    """Whether the code of a frame is in no ORC table, so that its caller is a guess."""
 
     def instructions(self) -> Iterator[int]:
         """
@@ -73,7 +73,7 @@ NO_STACK = Stack((), end=End.NONE)
 
 
 class Stacks(Struct):
-    """The stacks of some tasks, in the order of the request."""
+    """The stacks of some tasks, by row in the order of the request."""
 
     text: KernelText
     unique: list[Stack] = field(default_factory=lambda: [NO_STACK])
@@ -110,7 +110,7 @@ class Stacks(Struct):
 
 
 class _KernelWords(Struct, frozen=True):
-    """The kernel's memory, read word by word."""
+    """All kernel memory, read word by word (:class:`.ReadsWords`)."""
 
     reader: Reader
 
@@ -146,13 +146,13 @@ class StackCollector:
         Unwind the stacks of some tasks, which do not run.
 
         The saved registers of a running task are stale: leave it out, or pass 0 as its
-        stack. On a live kernel a stack that changes meanwhile may come out too short
-        or mixed; the caller has to check that it did not change.
+        stack. On a live kernel a stack that changes while it is read may be returned
+        too short, or mixed of old and new; the caller has to check that.
 
         :param tasks: Addresses of ``struct task_struct``.
         :param stacks: ``task_struct.stack``; 0 if there is none, as for zombies.
-        :param saved: Their saved registers, by ``stackmemory.saved_registers()``; or
-            just the stack pointers, on x86-64.
+        :param saved: The tasks' saved registers, by :func:`.saved_registers`; or just
+            the stack pointers, on x86-64. ``None`` lets drgn unwind.
         """
         found = Stacks(self.text, index=np.zeros(len(tasks), np.int32))
         indices: dict[Stack, int] = {NO_STACK: 0}
@@ -170,7 +170,7 @@ class StackCollector:
         return found
 
     def read(self, stacks: Addresses, saved: Addresses) -> StackMemory:
-        """Read the part in use of some stacks, to search it."""
+        """Read the used part of some stacks; parameters as of :meth:`collect`."""
         return read_stacks(self._reader, stacks, saved, self.stack_bytes, self._losses)
 
     def unwind(self, task: int, words: Sequence[int], saved: tuple[int, ...]) -> Stack:
@@ -189,17 +189,15 @@ class StackCollector:
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
     def guesses(self, pc: int) -> bool:
-        """Return whether ORC leaves out an instruction, so that its caller is a guess.
-
-        False without ORC: then others unwind.
-        """
+        """Return whether no ORC table covers an instruction, so that its caller is a
+        guess; false on kernels that are not unwound by ORC."""
         return isinstance(self._unwinder, Unwinder) and not self._unwinder.knows(pc)
 
     def callers(self, frame: OneState) -> OneStack | None:
-        """Unwind from a frame of a task that runs, whose registers are known.
+        """Unwind from a frame of a running task, whose registers are known.
 
-        Unlike drgn, ORC tables have rules for modules without debug info. On from a
-        stack for interrupts comes the stack that was interrupted.
+        Unlike drgn, ORC tables have rules for modules without debug info. Unwinding
+        continues from a stack for interrupts to the stack that was interrupted.
 
         :return: The frame and its callers; ``None`` without ORC, as on arm64.
         """
@@ -238,7 +236,7 @@ class StackCollector:
         rows: npt.NDArray[np.intp],
         limit: int | None,
     ) -> None:
-        """Let drgn unwind some stacks, up to *limit* in total."""
+        """Have drgn unwind the stacks of *rows*, up to *limit* in total."""
         for row in rows.tolist():
             if limit is not None and found.asked >= limit:
                 return
@@ -261,7 +259,7 @@ class StackCollector:
 def _intern(
     frames: Frames, found: Stacks, indices: dict[Stack, int], start: int
 ) -> None:
-    """Set the index of each stack, and add those that are new."""
+    """Set ``found.index`` of each stack from row *start* on, and add new stacks."""
     count = len(frames.ends)
     bits = np.packbits(frames.interrupted, axis=1)
     tail = np.stack([frames.ends, frames.guessed.astype(np.uint8)], 1)
@@ -305,14 +303,14 @@ def _drgn_unwinds(prog: drgn.Program) -> bool:
     except NotSupportedError:
         return False
     except LOST:
-        # Of this task it cannot: it may run, or the dump is damaged, for which drgn
-        # has several exceptions.
+        # This task cannot be unwound, but others may be: it runs, or the dump is
+        # damaged.
         pass
     return True
 
 
 def ask_drgn(prog: drgn.Program, task: int) -> Stack:
-    """Let drgn unwind the stack of one task; drop its frames of user mode.
+    """Have drgn unwind the stack of one task, and drop its frames of user mode.
 
     :param task: Address of its ``struct task_struct``.
     """
@@ -336,16 +334,16 @@ def ask_drgn(prog: drgn.Program, task: int) -> Stack:
 
 # --- The pages of stacks of a kernel without CONFIG_VMAP_STACK.
 #
-# They are pages of the direct map there (kernel/fork.c, alloc_thread_stack_node()).
-# With it they are areas of vmalloc.
+# Without CONFIG_VMAP_STACK stacks are pages of the direct map (kernel/fork.c,
+# alloc_thread_stack_node()), with it vmalloc areas.
 
 
 def charged_stack_pages(prog: drgn.Program) -> int:
-    """Return the pages of a stack of which only the first has a control group.
+    """Return how many pages of a stack are charged to a control group by the first.
 
-    Pages that are allocated together, and are no compound page, are charged by the
-    first of them (mm/memcontrol.c, __memcg_kmem_charge_page()). Of stacks in vmalloc
-    memory each page is.
+    Pages that are allocated together, but are no compound page, are charged by the
+    first of them (mm/memcontrol.c, __memcg_kmem_charge_page()). In vmalloc memory each
+    page is charged itself: then it is 1.
     """
     if find_type(prog, "struct task_struct").has_member("stack_vm_area"):
         return 1
@@ -354,9 +352,9 @@ def charged_stack_pages(prog: drgn.Program) -> int:
 
 def direct_stacks(reader: Reader, losses: LossLog) -> npt.NDArray[np.uint64]:
     """
-    Return the pfns of the stacks of all threads and idle tasks.
+    Return the pfns of all stacks in the direct map, of threads and of idle tasks.
 
-    The stack of the first idle task is in the kernel's image, and not among them.
+    The stack of the first idle task is not among them: it is in the kernel's image.
     """
     prog = reader.prog
     size = stack_bytes(prog)

@@ -45,7 +45,7 @@ WAKING = 0x200
 NOLOAD = 0x400
 _RTLOCK_WAIT = 0x1000
 FROZEN = 0x8000
-"""``TASK_FROZEN``: a sleep that allows it is frozen without a wake-up (v6.1)."""
+"""``TASK_FROZEN``: the task was frozen in its sleep, without a wake-up (since v6.1)."""
 
 STOP_SIGNAL, TRAP_FREEZE = 0xFFFF, 1 << 23
 """``JOBCTL_STOP_SIGMASK`` and ``JOBCTL_TRAP_FREEZE`` (include/linux/sched/jobctl.h)."""
@@ -54,10 +54,11 @@ _PF_FROZEN = 0x0001_0000
 """A bit of ``task_struct.flags``."""
 
 _BY_BIT = "RSDTtXZP"
-"""Of no bit, and of each from the lowest: the highest of a state tells, as in
-__task_state_index()."""
+"""The letter of state 0, then of each bit from the lowest: the highest bit that is set
+decides, as in __task_state_index()."""
 
 _BY_STATE = np.array([_BY_BIT[state.bit_length()] for state in range(0x80)])
+"""The letter by the low 7 bits of a state."""
 
 
 def letters(tasks: TaskTable) -> Letters:
@@ -76,9 +77,9 @@ def letters(tasks: TaskTable) -> Letters:
 
 
 def asleep(tasks: TaskTable) -> Booleans:
-    """Return which threads are neither on a CPU nor waiting for one, nor dead.
+    """Return which threads are not dead, not on a CPU, and do not wait for one.
 
-    Stopped and traced threads are asleep, too.
+    Stopped and traced threads count as asleep.
     """
     sleeps: Booleans = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
     sleeps &= tasks["exit_state"] == 0
@@ -99,8 +100,8 @@ def loads(tasks: TaskTable) -> Booleans:
 def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
     """Return which threads are frozen, by a control group or by a system suspend."""
     addresses = tasks["address"].astype(np.uint64)
-    # By cgroup v2: do_freezer_trap(). The bit is also set while a task waits for its
-    # child of vfork() or is stopped: for a group to be frozen these count as frozen.
+    # By cgroup v2: do_freezer_trap(). ``frozen`` alone is not enough: it is also set
+    # while a task waits for its child of vfork(), or is stopped.
     frozen: Booleans = (tasks["jobctl"] & TRAP_FREEZE) != 0
     frozen &= (tasks["state"] & INTERRUPTIBLE) != 0
     if frozen.any():
@@ -117,17 +118,17 @@ def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
     return frozen
 
 
-# --- How a task stands with the scheduler: its policy, and whether it may run at all.
+# --- The scheduling policy of a task, and whether it is throttled.
 #
-# A task that is runnable and on no CPU waits for one, or it is throttled: its time is
-# used up. Which of the two it is decides who is to blame, so all commands ask here.
+# A runnable task that is on no CPU either waits for one, or is throttled: its time is
+# used up. The causes differ, so all commands use this code to distinguish the two.
 #
-# - Fair tasks by the quota of their control group, or of one above it (kernel/sched/
-#   fair.c, throttle_cfs_rq(); cpu.max). Until v6.17 the group's queues are taken off
-#   the CPU with all that is on them; since "sched/fair: Switch to task based throttle
-#   model" (in v6.18) each task is, as it goes back to user mode.
-# - Deadline tasks by their own runtime (kernel/sched/deadline.c, dl_throttled).
-# - Real-time tasks by sched_rt_runtime_us (kernel/sched/rt.c, rt_throttled).
+# - Fair tasks are throttled by the quota of their control group, or of one above it
+#   (kernel/sched/fair.c, throttle_cfs_rq(); cpu.max). Until v6.17 the group's queue is
+#   dequeued with all its tasks; since "sched/fair: Switch to task based throttle model"
+#   (in v6.18) each task is dequeued alone, as it returns to user mode.
+# - Deadline tasks are by their own runtime (kernel/sched/deadline.c, dl_throttled).
+# - Realtime tasks are by sched_rt_runtime_us (kernel/sched/rt.c, rt_throttled).
 
 
 POLICIES = {
@@ -139,7 +140,8 @@ POLICIES = {
     6: "DEADLINE",
     7: "EXT",
 }
-"""SCHED_… of include/uapi/linux/sched.h by their names in chrt; 0 is SCHED_NORMAL."""
+"""Names of policies in chrt, by the values of SCHED_… (include/uapi/linux/sched.h); 0
+is SCHED_NORMAL."""
 
 IDLE, DEADLINE = 5, 6
 REALTIME = (1, 2)
@@ -152,7 +154,7 @@ _MAX_DEPTH = 64
 """Maximum number of nested control groups."""
 
 UNLIMITED = (1 << 64) - 1
-"""RUNTIME_INF: the quota of a group without one."""
+"""RUNTIME_INF: the value of ``quota`` in a group that has no quota."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -164,14 +166,15 @@ class Throttle(Struct, frozen=True, kw_only=True):
     """Why, as in ``throttled by the quota of /batch (1ms each 1s)``."""
 
     cgroup: str | None = None
-    """Path of the control group whose quota is used up, if it is one's."""
+    """Path of the control group whose quota is used up; ``None`` if unknown, or if the
+    task is not throttled by a group."""
 
     for_ns: int | None = None
     """Time since the group was throttled on this CPU; ``None`` if unknown."""
 
 
 class Throttles:
-    """Which runnable tasks of a table may not run, and why. Reads what is asked for."""
+    """Which runnable tasks of a table are throttled, and why; read on first use."""
 
     def __init__(self, reader: Reader, tasks: TaskTable, losses: LossLog) -> None:
         self._reader = reader
@@ -179,21 +182,21 @@ class Throttles:
         self._losses = losses
         self._rows: Booleans | None = None
         self._queues: dict[int, int] = {}
-        """Maps the row of a fair task to the address of its queue."""
+        """Maps the row of a fair task to the address of its ``struct cfs_rq``."""
 
         self._by_queue: dict[int, Throttle] = {}
 
     @property
     def rows(self) -> Booleans:
-        """Which tasks are runnable and throttled; the others have no :meth:`of`."""
+        """Which tasks are runnable and throttled; for others :meth:`of` is ``None``."""
         if self._rows is None:
             self._rows = self._read()
         return self._rows
 
     def of(self, row: int, now_ns: int) -> Throttle | None:
-        """Return why a task may not run; ``None`` if it may, or does not want to.
+        """Return why a task is throttled; ``None`` if it is not, or not runnable.
 
-        :param now_ns: The local clock (:class:`.Clocks`).
+        :param now_ns: The local clock (:class:`.Clocks`), in ns.
         """
         if not self.rows[row]:
             return None
@@ -284,9 +287,9 @@ def _by_deadline(entity: drgn.Object) -> Throttle:
 def _by_group(
     reader: Reader, address: int, cpu: int, now_ns: int, losses: LossLog
 ) -> Throttle:
-    """Find the group whose quota is used up: that of a queue, or one above it.
+    """Return the throttle by the group of a queue, or by the next one above it that is.
 
-    :param address: Of the ``struct cfs_rq`` of a task on a CPU.
+    :param address: Address of the ``struct cfs_rq`` that the task is on.
     """
     own = object_at(reader.prog, "struct cfs_rq", address)
     for group, queue in _groups(own, cpu):
@@ -307,7 +310,7 @@ def _by_group(
 
 
 def _groups(queue: drgn.Object, cpu: int) -> Iterator[tuple[drgn.Object, drgn.Object]]:
-    """Yield the group of a queue and those above it, each with its queue on the CPU."""
+    """Yield the group of a queue and its ancestors, each with its queue on *cpu*."""
     for _ in range(_MAX_DEPTH):
         group = queue.tg
         if not group:
@@ -316,7 +319,7 @@ def _groups(queue: drgn.Object, cpu: int) -> Iterator[tuple[drgn.Object, drgn.Ob
         group = group.parent
         if not group:
             return
-        # An array by CPU became a per-CPU variable (seen in 7.3).
+        # ``cfs_rq``, an array by CPU, became a per-CPU variable (seen in 7.3).
         is_array = group.cfs_rq.type_.type.kind == drgn.TypeKind.POINTER
         queue = group.cfs_rq[cpu] if is_array else per_cpu_ptr(group.cfs_rq, cpu)
 
@@ -328,7 +331,7 @@ def _limit(quota_ns: int, period_ns: int) -> str:
 def policy_text(policy: int, rt_priority: int, static_prio: int) -> str:
     """Return a policy with its priority: ``FIFO 50``, ``nice 19``, ``SCHED_IDLE``.
 
-    :return: Empty for the policy and the nice value that tasks have by default.
+    :return: Empty for the default: SCHED_NORMAL with nice 0.
     """
     name = POLICIES.get(policy, str(policy))
     if policy == IDLE:
@@ -361,7 +364,7 @@ def read_in_iowait(reader: Reader, tasks: TaskTable, losses: LossLog) -> Boolean
 
 
 def read_one_in_iowait(reader: Reader, task: int) -> bool:
-    """Return ``in_iowait`` of one thread that sleeps uninterruptibly.
+    """Return whether ``in_iowait`` of one thread is set.
 
     :param task: address of its ``struct task_struct``
     :raises drgn.FaultError: if it cannot be read
@@ -371,7 +374,7 @@ def read_one_in_iowait(reader: Reader, task: int) -> bool:
 
 
 def _member(reader: Reader) -> tuple[int, int]:
-    """Find the offset of the byte with ``in_iowait``, and its bit in that byte."""
+    """Return the offset of the byte with ``in_iowait``, and its bit in that byte."""
     member = member_of(find_type(reader.prog, "struct task_struct"), "in_iowait")
     bit_offset: int = member.bit_offset
     return divmod(bit_offset, 8)

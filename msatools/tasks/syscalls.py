@@ -24,12 +24,12 @@ from msatools.tasks.unwind import StackMemory
 
 # --- The current system call of each task, by the saved registers of user mode.
 #
-# They lie at the top of the task's stack (task_pt_regs(); asm/ptrace.h of x86 and
-# arm64). /proc/PID/syscall shows the same.
+# The registers lie at the top of the task's stack (task_pt_regs(); asm/ptrace.h of x86
+# and arm64). /proc/PID/syscall shows the same.
 
 
 NO_CALL = -1
-"""The task entered the kernel by an exception, not by a system call."""
+"""Number of a system call if the task entered the kernel by an exception."""
 
 
 _USER_CS, _USER_CS32 = 0x33, 0x23
@@ -125,20 +125,20 @@ _ARM64_NAMES = {
     292: "io_pgetevents",
     **{number: name for number, name in _X86_NAMES.items() if number > 424},
 }
-"""From 424 on numbers are the same everywhere."""
+"""From 424 on system calls have the same numbers on all architectures."""
 
 
 class Syscalls(Struct, frozen=True):
-    """One value a thread."""
+    """The system call and user-mode registers of each thread."""
 
     known: Booleans
-    """Whether registers of user mode are there; kernel threads have none."""
+    """Whether the registers could be read and are valid; kernel threads have none."""
 
     number: Numbers
     """Number of the system call; :data:`NO_CALL` if the thread is in none."""
 
     arguments: Addresses
-    """Shape (threads, 6)."""
+    """Arguments of the system call; shape (threads, 6)."""
 
     sp: Addresses
     """The stack pointer of user mode."""
@@ -147,10 +147,10 @@ class Syscalls(Struct, frozen=True):
     """The instruction pointer of user mode."""
 
     fp: Addresses
-    """The frame pointer register of user mode; not every program uses it so."""
+    """The frame pointer register of user mode; some programs use it otherwise."""
 
     compat: Booleans
-    """Whether 32-bit code called: the numbers are of another table."""
+    """Whether 32-bit code made the call, whose number is of another table."""
 
     names: dict[int, str]
     """Names of calls that can wait, by number; empty if unknown."""
@@ -168,10 +168,10 @@ def read_syscalls(
     """
     Read the saved registers of user mode, one read a thread.
 
-    They are of the last entry into the kernel; a thread that now runs in user mode has
-    others. On other architectures than x86-64 and arm64 nothing is known.
+    They are of the last entry into the kernel, so not current for a thread that runs in
+    user mode now. On architectures except x86-64 and arm64 nothing is known.
 
-    :param stack_bytes: size of a stack, from ``stackmemory.stack_bytes()``
+    :param stack_bytes: size of a stack, from :func:`.unwind.stack_bytes`
     """
     size = _bytes_at_top(reader.prog)
     wanted = _have_user_mode(tasks)
@@ -208,7 +208,7 @@ def _architecture(prog: drgn.Program) -> drgn.Architecture:
 
 
 def _bytes_at_top(prog: drgn.Program) -> int:
-    """Return the size of the registers at the end of a stack, with their padding."""
+    """Return the size of the registers at the end of a stack, with padding; or 0."""
     arch = _architecture(prog)
     if arch not in (drgn.Architecture.X86_64, drgn.Architecture.AARCH64):
         return 0
@@ -314,7 +314,7 @@ def _unknown(count: int) -> Syscalls:
 # kernel/exit.c: a waiting thread has a struct wait_opts on its stack, with an entry on
 # the wait queue of its process (signal_struct.wait_chldexit, do_wait()). Since Linux
 # kernel commit f31ecf671ddc ("io_uring: add IORING_OP_WAITID support") (in v6.7)
-# io_uring queues one that is not on a stack.
+# io_uring may queue a struct wait_opts that is not on a stack.
 
 
 # Bits of wo_flags; include/uapi/linux/wait.h.
@@ -328,24 +328,27 @@ Kind = Literal["any", "pid", "group"]
 
 
 class WaitOpts(Struct, frozen=True):
-    """A wait for children."""
+    """A thread's wait for children (``struct wait_opts``)."""
 
     task: int
     """Address of the waiting ``struct task_struct``."""
 
     kind: Kind
+    """Whether it waits for any child, one child, or those of a process group."""
+
     pid: int
     """Address of the ``struct pid`` of the child or group; 0 for any child."""
 
     number: int | None
-    """The PID in the initial PID namespace; ``None`` if unreadable."""
+    """Number of *pid* in the initial PID namespace; ``None`` for any child, or if
+    unreadable."""
 
     flags: int
     """Options of wait4(2) and waitid(2)."""
 
     @property
     def exited(self) -> bool:
-        """Whether it waits for children to exit, not only to stop or continue."""
+        """Whether a child's exit ends the wait, not only its stop or continuation."""
         return bool(self.flags & _EXITED)
 
     @property
@@ -355,12 +358,12 @@ class WaitOpts(Struct, frozen=True):
 
     @property
     def all(self) -> bool:
-        """Whether any exit signal of the child counts (``__WALL``)."""
+        """Whether children count with whatever exit signal (``__WALL``)."""
         return bool(self.flags & _ALL)
 
     @property
     def clone(self) -> bool:
-        """Whether only children with another exit signal than SIGCHLD count
+        """Whether children count only if their exit signal is not SIGCHLD
         (``__WCLONE``)."""
         return bool(self.flags & _CLONE) and not self.all
 
@@ -397,17 +400,18 @@ class WaitOptsReader:
         self._reader = reader
 
     def of_entry(self, entry: int) -> WaitOpts:
-        """Read the wait with a given entry of a wait queue.
+        """Read the wait whose entry in a wait queue is at *entry*.
 
-        :raises drgn.FaultError: if it cannot be read, or is not a wait for children
+        :raises drgn.FaultError: if it cannot be read
+        :raises DamagedDataError: if it is not a wait for children
         """
         address = entry - self._entry
         return self._parse(address, self._reader.read(address, self._size))
 
     def of_process(self, process: int, losses: LossLog) -> Iterator[WaitOpts]:
-        """Read the waits of all threads of a process, one read each.
+        """Yield the waits of all threads of a process.
 
-        A damaged queue is noted, and read up to the damage.
+        A damaged queue is counted as lost, and read up to the damage.
 
         :param process: address of its ``struct signal_struct``
         """

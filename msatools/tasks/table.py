@@ -28,9 +28,11 @@ Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
 
 IDENTITY = ("address", "pid", "start_ns")
-"""Columns that together no two tasks have in common."""
+"""Columns that together identify a task."""
 
 PF_EXITING = 0x4
+"""A bit of ``flags``: the task is exiting."""
+
 PF_KTHREAD = 0x00200000
 """A bit of ``flags``: a kernel thread."""
 
@@ -44,12 +46,12 @@ _COMM_BYTES = 16
 """``TASK_COMM_LEN`` (include/linux/sched.h)."""
 
 _SHARED = "msatools.shared_tasks"
-"""Key of the program's cache."""
+"""Key in ``Program.cache`` of the table of :func:`tasks_read_once`."""
 
 _BATCH = 256
-"""Tasks read before they are reduced to their columns: some 5 KiB each."""
+"""Number of tasks, of some 5 KiB each, that are read and reduced to columns at once."""
 
-# Columns, their numpy types, and their members, the newest kernel's first.
+# Columns, their numpy types, and their members, of which the first that exists counts.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pid": ("i4", ("pid",)),
     "tgid": ("i4", ("tgid",)),
@@ -108,17 +110,17 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     # before, with CONFIG_DEBUG_MUTEXES, a struct mutex_waiter.
     "blocked_on": ("u8", ("blocked_on",)),
     "pi_blocked_on": ("u8", ("pi_blocked_on",)),
-    # The task it woke last, and how often that changed: record_wakee().
+    # The task that this one woke last, and a count of changes: record_wakee().
     "last_wakee": ("u8", ("last_wakee",)),
     "wakee_flips": ("u4", ("wakee_flips",)),
     "mm": ("u8", ("mm",)),
     "signal": ("u8", ("signal",)),
     "stack": ("u8", ("stack",)),
-    # The last two are of arm64: x86-64 has them on the stack.
+    # fp and pc are of arm64: x86-64 saves these registers on the stack.
     "sp": ("u8", ("thread.sp", "thread.cpu_context.sp")),
     "fp": ("u8", ("thread.cpu_context.fp",)),
     "pc": ("u8", ("thread.cpu_context.pc",)),
-    # The objective credentials, as in /proc, not those it acts with (cred).
+    # The objective credentials, as in /proc, not those that the task acts with (cred).
     "cred": ("u8", ("real_cred",)),
     "real_parent": ("u8", ("real_parent",)),
     "parent": ("u8", ("parent",)),
@@ -133,7 +135,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     # The struct kthread of a kernel thread: "kthread: Generalize pf_io_worker so it can
     # point to struct kthread" (in v5.17).
     "kthread": ("u8", ("worker_private", "set_child_tid")),
-    # 16 bytes; the rest is for the full names of kernel threads (identity.py).
+    # The member has 16 bytes; full names of kernel threads need more (identity.py).
     "comm": ("S48", ("comm",)),
 }
 
@@ -142,7 +144,8 @@ class TaskTable(Struct, frozen=True):
     """The members of each thread's ``struct task_struct``."""
 
     records: Records
-    """The columns and ``address``; the threads of a process follow its leader."""
+    """One record a thread, with ``address`` and the columns; if whole processes were
+    read, each leader and then its other threads."""
 
     columns: frozenset[str]
     """The columns that this kernel has."""
@@ -160,11 +163,11 @@ class TaskTable(Struct, frozen=True):
         return self.records[column]
 
     def has(self, column: str) -> bool:
-        """Return whether the kernel has a column."""
+        """Return whether this kernel has the member of a column."""
         return column in self.columns
 
     def only(self, wanted: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "TaskTable":
-        """Return the table of some of its threads, by a mask or their rows."""
+        """Return the table of some of the threads, selected by a mask or by rows."""
         rows = np.flatnonzero(wanted) if wanted.dtype == np.bool_ else wanted
         # An index copies records field by field, which takes twenty times as long.
         return TaskTable(self.records.take(rows), self.columns)
@@ -177,7 +180,7 @@ class TaskTable(Struct, frozen=True):
 
 
 class _WholeTable(Struct, frozen=True):
-    """All threads of a dump, and what was lost of them."""
+    """All threads of a dump, and the losses of reading them."""
 
     table: TaskTable
     losses: LossLog
@@ -185,9 +188,9 @@ class _WholeTable(Struct, frozen=True):
 
 @contextmanager
 def tasks_read_once(prog: drgn.Program) -> Iterator[None]:
-    """Have several reports on a dump share one reading of all threads.
+    """Read all threads of a dump once for several reports within the context.
 
-    On a running kernel each report reads its own, as they change meanwhile.
+    On a running kernel each report reads the threads itself, as they change.
     """
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         yield
@@ -224,7 +227,7 @@ class TaskReader:
             self._thread_node + LIST_HEAD.size,
             *(offset + format_.itemsize for offset, format_ in fields.values()),
         )
-        """Bytes that are read of each task."""
+        """Number of bytes of each ``struct task_struct`` that are read."""
         self._raw = np.dtype(
             {
                 "names": list(self._offsets),
@@ -240,9 +243,9 @@ class TaskReader:
         )
 
     def read_all(self, losses: LossLog) -> TaskTable:
-        """Read every thread but the idle tasks.
+        """Read every thread except the idle tasks.
 
-        A damaged list is noted, and read up to the damage. Within
+        A damaged list is counted as lost, and read up to the damage. Within
         :func:`tasks_read_once` the first of several readers reads for all.
         """
         known: list[_WholeTable] | None = self._reader.prog.cache.get(_SHARED)
@@ -253,11 +256,11 @@ class TaskReader:
             known.append(_WholeTable(self._table(self._walk(own), own), own))
         losses.add(known[0].losses)
         table = known[0].table
-        # Readers fill in names.
+        # Callers write the full names of kernel threads into their tables.
         return TaskTable(table.records.copy(), table.columns)
 
     def require_all(self, losses: LossLog) -> TaskTable:
-        """Read every thread but the idle tasks, at least one.
+        """Read every thread except the idle tasks; there must be at least one.
 
         A dump without its tasks must not be reported as one where none waits.
 
@@ -270,7 +273,7 @@ class TaskReader:
         return tasks
 
     def read_named(self, pids: Iterable[int] | None, losses: LossLog) -> TaskTable:
-        """Read the threads with some PIDs, looked up directly; all if ``None``.
+        """Read the threads with some PIDs without a walk of all; ``None`` reads all.
 
         :raises NoSuchPidError: if some do not exist
         :raises DamagedDataError: if no task can be read
@@ -283,19 +286,15 @@ class TaskReader:
         return self.read(list(found.values()), losses)
 
     def read(self, addresses: Sequence[int], losses: LossLog) -> TaskTable:
-        """Read the tasks at some addresses; leave out those that cannot be read.
-
-        Those that have ended meanwhile, on a running kernel, are left out, too.
-        """
+        """Read the tasks at some addresses; leave out those that are unreadable, or (on
+        a running kernel) have ended."""
         return self.table(self.read_each(addresses, losses), losses)
 
     def read_each(
         self, addresses: Iterable[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield address and memory of the tasks at some addresses, as :meth:`read`.
-
-        :return: Input of :meth:`table`, which decodes many at once.
-        """
+        """Yield address and memory of each task that can be read, for :meth:`table`,
+        which decodes many at once."""
         for address in addresses:
             try:
                 yield address, self._reader.read(address, self.size)
@@ -309,8 +308,8 @@ class TaskReader:
     def read_one(self, address: int) -> Mapping[str, Any]:
         """Read one task, without the cost of a table.
 
-        :return: Python values by column, of the columns that this kernel has. They are
-            not checked: the memory may not be a task.
+        :return: Python values by the columns that this kernel has. They are not
+            checked: the memory may not be a task.
         :raises drgn.FaultError: if it cannot be read
         """
         return self._decoded(self._reader.read(address, self.size))
@@ -318,11 +317,8 @@ class TaskReader:
     def read_threads(
         self, address: int, losses: LossLog
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Read all threads of the process of the thread at *address*.
-
-        :return: Their addresses, the leader's first, each with its columns as
-            :meth:`read_one` returns them.
-        """
+        """Yield the address and the columns, as of :meth:`read_one`, of each thread of
+        the process that has the thread at *address*; the leader comes first."""
         for thread, data in self._walk_processes([address], losses):
             yield thread, self._decoded(data)
 
@@ -336,10 +332,10 @@ class TaskReader:
         others: Callable[[Sequence[int], Records], Iterable[int]],
         losses: LossLog,
     ) -> TaskTable:
-        """Read the tasks at some addresses, then whole processes, each thread once.
+        """Read the tasks at some addresses, then all threads of some other processes.
 
         :param others: Called with the addresses and columns of the tasks read so far;
-            returns addresses of threads whose processes are wanted, too.
+            returns addresses of threads whose processes are to be read.
         """
         named = dict(self.read_each(addresses, losses))
         columns = np.frombuffer(b"".join(named.values()), self._raw)
@@ -373,7 +369,7 @@ class TaskReader:
             yield from self._other_threads(leader, data, seen, losses)
 
     def _walk(self, losses: LossLog) -> Iterator[tuple[int, bytes]]:
-        """Read the leader of each process, and after each its other threads."""
+        """Yield address and memory of each leader, then of its process's threads."""
         prog = self._reader.prog
         init = find_variable(prog, "init_task").address_
         head = init + self._tasks
@@ -384,7 +380,7 @@ class TaskReader:
             self._reader, head, self._tasks, self.size, seen, what, losses
         ):
             yield leader, data
-            # Most processes have one thread: no walk is begun for them.
+            # Most processes have one thread, and need no walk.
             (threads,) = U64.unpack_from(data, signal)
             if U64.unpack_from(data, node)[0] != threads + self._thread_head:
                 yield from self._other_threads(leader, data, seen, losses)
@@ -392,7 +388,7 @@ class TaskReader:
     def _other_threads(
         self, leader: int, data: bytes, seen: set[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
-        """Read the threads of a process after its leader."""
+        """Yield address and memory of a process's threads other than the leader."""
         (signal,) = U64.unpack_from(data, self._offsets["signal"])
         threads = signal + self._thread_head
         (following,) = U64.unpack_from(data, self._thread_node)
@@ -438,11 +434,12 @@ class TaskReader:
 
 
 def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> Records:
-    """Drop records that are not tasks, and cut impossible times and counts.
+    """Drop records that are not tasks, and cap impossible times and counts.
 
-    Both are counted: they are signs of a damaged dump.
+    Both are counted as losses: they are signs of a damaged dump.
 
-    :param may_be_gone: Whether a record that is not a task may have been one before.
+    :param may_be_gone: Whether records that are not tasks are taken for tasks that have
+        ended, as on a running kernel.
     """
     pid, tgid = records["pid"], records["tgid"]
     are_tasks = (np.minimum(pid, tgid) > 0) & (np.maximum(pid, tgid) <= PID_MAX_LIMIT)
@@ -468,7 +465,7 @@ def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> 
 
 
 def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
-    """Cut and count times or counts above :data:`MAX_PLAUSIBLE`."""
+    """Cap times or counts at :data:`MAX_PLAUSIBLE`, and count those that were above."""
     wrong = int(np.count_nonzero(numbers > MAX_PLAUSIBLE))
     text = "some times or counts are impossible, and are capped"
     losses.lose(Loss.COUNTS, text, count=wrong)
@@ -482,7 +479,7 @@ def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return the column of the CPU affinity mask; empty if the CPU count is unknown.
 
     /proc/PID/status shows this mask. While migration is disabled, ``cpus_ptr`` points
-    to a narrower one.
+    to a narrower mask.
     """
     try:
         format_ = f"V{mask_bytes(prog)}"
@@ -496,7 +493,7 @@ def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
 def _field(
     task: drgn.Type, members: tuple[str, ...], column: np.dtype[Any]
 ) -> tuple[int, np.dtype[Any]] | None:
-    """Return the offset and the format of a member; ``None`` if not found.
+    """Return offset and format of the first of *members* that exists, else ``None``.
 
     An integer has the format of its type, which may be narrower than the column:
     ``on_cpu`` and ``on_rq`` are a byte each in v7.2. Other members are cut to the

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kernel's code by address, and the ORC tables: how to unwind each frame."""
+"""The kernel's functions by address, and its ORC tables: how to unwind each frame."""
 
 import re
 from enum import IntEnum
@@ -37,15 +37,15 @@ _MODULE_NAME_BYTES = 56
 """MODULE_NAME_LEN of 64-bit kernels."""
 
 _GUARD_BYTES = 4096
-"""Of a page that is not mapped, behind each area of vmalloc on x86-64."""
+"""Size of the unmapped page behind each vmalloc area on x86-64."""
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
-"""Section symbols of the linker: the first function of a section shares its address."""
+"""The linker's symbols for starts of sections, where the first function starts, too."""
 
 
 class KernelText:
-    """Functions by address; modules are read when the first of their addresses is."""
+    """Functions by address; those of modules are read when first needed."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -60,7 +60,7 @@ class KernelText:
         return any(start <= address < end for start, end in self._kernel)
 
     def module(self, address: int) -> LoadedModule | None:
-        """Find the module at an address; ``None`` if not found."""
+        """Return the module at an address; ``None`` if not found."""
         return self._modules.find(address)
 
     def module_name(self, address: int) -> str | None:
@@ -83,16 +83,17 @@ class KernelText:
         return self._generated.find(address)
 
     def named(self, address: int) -> str:
-        """Return a function's name with its module; else its address."""
+        """Return a function with its module by address; if unknown, the address."""
         name, module = self.name(address), self.module_name(address)
         text = name or f"{address:#x}"
         return text if module is None else f"{text} [{module}]"
 
     def unloaded(self, address: int) -> str | None:
-        """Return which module was unloaded last, if none is where one may have been.
+        """Return the module that was unloaded last if its code may have been at an
+        address, as no module is there now; else ``None``.
 
-        ``last_unloaded_module`` begins with its name (kernel/module/main.c). Behind
-        each module that is loaded lies a page that never was of any.
+        ``last_unloaded_module`` begins with its name (kernel/module/main.c). The guard
+        page behind each loaded module was never part of any.
         """
         prog = self._reader.prog
         first, last = module_area(prog)
@@ -117,8 +118,8 @@ class KernelText:
     def _find(self, address: int) -> drgn.Symbol | None:
         if self.in_kernel(address):
             return self._find_in_kernel(address)
-        # With debug info of vmlinux only, drgn has no symbols of modules; without debug
-        # info it would search every module.
+        # drgn has no symbols of modules if only vmlinux has debug info; without any
+        # debug info it would search every module.
         module = self.module(address)
         if module is None:
             return None
@@ -136,13 +137,13 @@ class KernelText:
         if self._functions is None:
             symbols = finder(prog, None, None, False) if finder else prog.symbols()
             self._functions = SortedSymbols(symbols, self._kernel)
-        # By the symbol before it, as the kernel names it.
+        # As kallsyms: the last symbol at or before the address.
         named, _ = self._functions.before(address)
         return max(named, key=_fitness) if named else None
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
-    """Return a sort key; the best name is a global symbol of a function."""
+    """Return a sort key of symbols at one address: the best is a global function's."""
     return (
         not _BORDER.fullmatch(symbol.name),
         symbol.kind == drgn.SymbolKind.FUNC,
@@ -168,7 +169,7 @@ def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
 
 
 _MAX_ENTRIES = 1 << 24
-"""Maximum number of entries of a kernel or module; a Debian 6.12 has 424,000."""
+"""Maximum number of ORC entries of a kernel or module; a Debian 6.12 has 424,000."""
 
 _ENTRY = np.dtype([("sp_offset", "<i2"), ("bp_offset", "<i2"), ("flags", "<u2")])
 
@@ -186,11 +187,13 @@ _HASHES = {
 
 
 class Base(IntEnum):
-    """What an address is relative to."""
+    """The base that an offset of a rule is added to."""
 
     NONE = 0
     SP = 1
+    """The stack pointer."""
     BP = 2
+    """The frame pointer."""
     SP_AT = 3
     """The word at the stack pointer, in code that changes stacks."""
     BP_AT = 4
@@ -202,17 +205,18 @@ class Base(IntEnum):
 
 
 class OrcKind(IntEnum):
-    """The data at the end of a frame."""
+    """The data at the end of a frame, by which its caller is found."""
 
     UNKNOWN = 0
+    """Not described: the entry only ends the range of the one before."""
     END = 1
-    """Nothing: the stack starts here."""
+    """Nothing: the outermost frame."""
     CALL = 2
-    """The return address."""
+    """A return address."""
     REGS = 3
     """A whole ``struct pt_regs``."""
     REGS_PARTIAL = 4
-    """The last five words of one, which the CPU pushes."""
+    """The last five words of a ``struct pt_regs``, which the CPU pushes."""
 
 
 _NUMBERING = {
@@ -224,10 +228,11 @@ _NUMBERING = {
 
 
 class Rule(Struct, frozen=True):
-    """How to unwind one frame."""
+    """How to unwind one frame, as its ORC entry describes it."""
 
     kind: OrcKind
     cfa: Base
+    """Base of the canonical frame address (CFA): the caller's stack pointer."""
     cfa_offset: int
     bp: Base
     """Base of the caller's saved frame pointer; ``NONE`` if it is unchanged."""
@@ -240,12 +245,12 @@ BY_FRAME_POINTER = Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -16, False)
 """
 Rule for code without an entry: as if the function had set up a frame pointer.
 
-Trampolines and compiled BPF programs do, so the kernel has the same fallback.
+Trampolines and compiled BPF programs do that, so the kernel has the same fallback.
 """
 
 
 _BY_REGISTERS = Rule(OrcKind.REGS, Base.SP, 0, Base.NONE, 0, True)
-"""Rule for code that has all registers at the top of the stack."""
+"""Rule for code whose stack pointer points to a whole ``struct pt_regs``."""
 
 _CALL = 0xE8
 """The ``call rel32`` of x86-64."""
@@ -260,7 +265,7 @@ class _OrcField(Struct, frozen=True):
 
 
 class _Format:
-    """This kernel's format of an entry, by the members of ``struct orc_entry``."""
+    """Decodes ORC entries, by this kernel's members of ``struct orc_entry``."""
 
     def __init__(self, entry: drgn.Type, numbering: str) -> None:
         if drgn.sizeof(entry) != _ENTRY.itemsize:
@@ -321,11 +326,11 @@ class _OrcTable(Struct, frozen=True):
 
 
 _WINDOW_ENTRIES = 1024
-"""Entries whose addresses are read at once: a page of them."""
+"""Number of entries whose addresses are read at once: they fill a page."""
 
 
 class _PagedOrcTable:
-    """The entries of the kernel, of which only what is looked up is read.
+    """The entries of the kernel, of which only those that are looked up are read.
 
     Debian's kernels have 400,000 entries, 4 MB; all stacks together need some hundred.
 
@@ -342,7 +347,8 @@ class _PagedOrcTable:
         self._entry(0)
 
     def find(self, pc: int) -> tuple[int, int, int] | None:
-        """Find the entry that applies at *pc*; ``None`` if it is before all.
+        """Return the entry that applies at *pc*: stack pointer offset, frame pointer
+        offset and flags; ``None`` if *pc* is below all entries.
 
         :raises _UnsortedError: if the addresses are not in order
         :raises drgn.FaultError: if they cannot be read
@@ -381,13 +387,13 @@ class _PagedOrcTable:
 
 
 class _UnsortedError(Exception):
-    """Entries are not sorted by address, as those of kernels before v5.6."""
+    """Entries are not sorted by address, as in kernels before v5.6."""
 
 
 def _orc_addresses(reader: Reader, pcs: int, count: int) -> npt.NDArray[np.uint64]:
     """Read the addresses of entries.
 
-    PC-relative: an entry of .orc_unwind_ip is the distance from itself.
+    An element of .orc_unwind_ip is the distance from itself to the code.
     """
     distances = np.frombuffer(reader.read(pcs, 4 * count), "<i4")
     addresses = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
@@ -397,10 +403,10 @@ def _orc_addresses(reader: Reader, pcs: int, count: int) -> npt.NDArray[np.uint6
 
 class Orc:
     """
-    The tables of the kernel and, read on demand, of its modules.
+    The ORC tables of the kernel and, read on demand, of its modules.
 
     :raises MissingError: if the kernel has no table, or one in an unknown format
-    :raises drgn.FaultError: if they cannot be read
+    :raises drgn.FaultError: if the kernel's table cannot be read
     """
 
     def __init__(self, reader: Reader, text: KernelText, losses: LossLog) -> None:
@@ -425,7 +431,7 @@ class Orc:
         self._modules: dict[int, _OrcTable | None] = {}
 
     def rule(self, pc: int) -> Rule | None:
-        """Find the rule of the instruction at *pc*; ``None`` if not found."""
+        """Return the rule of the instruction at *pc*; ``None`` if there is none."""
         table = self._table(pc)
         if table is None:
             return self._generated(pc)
@@ -433,7 +439,7 @@ class Orc:
         return self._format.rule(*found) if found else None
 
     def _in_kernel(self, pc: int) -> tuple[int, int, int] | None:
-        """Find an entry of the kernel; ``None`` if there is none, or it is lost."""
+        """Return the kernel's entry that applies at *pc*; ``None`` if none, or lost."""
         try:
             try:
                 return self._kernel.find(pc)
@@ -446,12 +452,12 @@ class Orc:
             return None
 
     def _generated(self, pc: int) -> Rule | None:
-        """Find the rule of an instruction that the kernel has generated."""
+        """Return the rule of an instruction in generated code; ``None`` if unknown."""
         code = self._text.generated(pc)
         if code is None:
             return None
         if code.template:
-            # As arch/x86/kernel/unwind_orc.c, orc_ftrace_find()
+            # The code is a copy of a template: orc_ftrace_find() of x86's unwind_orc.c.
             found = self._in_kernel(code.template + pc - code.start)
             return self._format.rule(*found) if found else None
         if code.name == OPTIMISED_PROBES and self._calls_probe(pc):
@@ -461,7 +467,7 @@ class Orc:
     def _calls_probe(self, pc: int) -> bool:
         """Return whether the last byte of a call of a probe's handler is at *pc*.
 
-        Whoever returns there has the probed code's registers at the top of the stack
+        After that call the probed code's registers are at the top of the stack
         (arch/x86/kernel/kprobes/opt.c, optprobe_template_call).
         """
         try:
@@ -513,8 +519,8 @@ class Orc:
         """
         Return which rows are entries, not terminators.
 
-        The terminator of an object file may have the address of the next one's first
-        entry.
+        The terminator of an object file may have the address of the first entry of the
+        next file.
         """
         flags, inverse = np.unique(table["flags"], return_inverse=True)
         known = [
@@ -545,14 +551,14 @@ def _numbering(reader: Reader) -> str:
 
 
 MAX_FRAMES = 512
-"""More than a stack of 16 KiB holds in practice; a deeper one is cut."""
+"""Maximum number of frames of a stack: more than 16 KiB hold in practice."""
 
 # Offsets in struct pt_regs, and in the part of it that the CPU pushes.
 _REGS_BP, _REGS_IP, _REGS_SP = 32, 128, 152
 _PARTIAL_IP, _PARTIAL_SP = 0, 24
 
 _MODULUS = 1 << 64
-"""Offsets may be negative and are added modulo this."""
+"""Offsets may be negative, and are added modulo this number."""
 
 
 class End(IntEnum):
@@ -568,29 +574,30 @@ class End(IntEnum):
     """At the function that the thread started in."""
 
     LOST = 3
-    """Too early: the next frame cannot be found."""
+    """Before the outermost frame: the next one cannot be found."""
 
     UNSUPPORTED = 4
     """At a frame that needs a register that was not saved."""
 
 
 class FrameRule(NamedTuple):
-    """How to find the caller of a frame. CFA: canonical frame address."""
+    """How to find the caller of a frame. The CFA (canonical frame address) is the
+    caller's stack pointer, unless registers were saved there."""
 
     guess: bool
     """Whether no ORC table covers the code."""
 
     end: int
-    """How the stack ends if this is its last frame (:class:`End`)."""
+    """How the stack ends if the caller cannot be found (:class:`End`)."""
 
     goes_on: bool
-    """Whether there is a caller."""
+    """Whether the caller can be searched for."""
 
     cfa_by_sp: bool
     """Whether the CFA is relative to the stack pointer, not the frame pointer."""
 
     cfa_at: bool
-    """Whether the CFA has to be loaded from the address so computed."""
+    """Whether the CFA is the word at the address that base and offset add up to."""
 
     cfa_offset: int
     regs: bool
@@ -620,11 +627,11 @@ RULES = np.dtype(
         for name, kind in FrameRule.__annotations__.items()
     ]
 )
-"""One record a :class:`FrameRule`."""
+"""Type of an array whose records are :class:`FrameRule`."""
 
 
 def worked_out(rule: Rule | None) -> FrameRule:
-    """Convert an ORC rule; ``None`` if no table covers the code."""
+    """Return how to unwind by an ORC rule; ``None`` stands for code in no table."""
     guess = rule is None or rule is BY_FRAME_POINTER
     rule = rule or BY_FRAME_POINTER
     whole = rule.kind is OrcKind.REGS

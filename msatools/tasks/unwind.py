@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Stack memory of tasks that do not run, and its unwinding: many at once, or one.
+"""Read and unwind the stacks of tasks that do not run: many at once, or one.
 
-x86-64 is unwound by ORC, arm64 by frame records.
+Stacks of x86-64 are unwound by ORC, of arm64 by frame records.
 """
 
 from collections.abc import Callable
@@ -47,10 +47,10 @@ from msatools.tasks.text import (
 
 _WORD = 8
 _MAX_STACK_BYTES = 1 << 18
-"""Limit for THREAD_SIZE: 16 KiB on x86-64, 64 KiB with KASAN."""
+"""Maximum plausible THREAD_SIZE: it is 16 KiB on x86-64, 64 KiB with KASAN."""
 
 SAVED = ("sp", "fp", "pc")
-"""Columns of the task table with registers that are saved; not all on x86-64."""
+"""Columns of the task table with the saved registers; x86-64 has only the first."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -71,8 +71,8 @@ class StackMemory(Struct, frozen=True):
     """Bytes read of each stack; 0 if the task has none, or it could not be read."""
 
     saved: Addresses
-    """Shape (stacks, registers): the registers that were saved when each task was last
-    switched from, see :func:`saved_registers`."""
+    """The registers that were saved when each task was last switched from, see
+    :func:`saved_registers`; shape (stacks, registers)."""
 
     def __len__(self) -> int:
         return len(self.base)
@@ -88,7 +88,8 @@ class StackMemory(Struct, frozen=True):
         """
         Read one word of each of some stacks.
 
-        :return: The words, 0 for addresses not in the stack; and whether each is.
+        :return: The words, and whether each address is in its stack; the word is 0 if
+            not.
         """
         offsets = addresses - self.base[rows]  # an address below wraps around
         inside = (offsets < self.size[rows]) & (offsets % _WORD == 0)
@@ -104,7 +105,7 @@ def saved_registers(tasks: TaskTable) -> Addresses | None:
 
     :return: Shape (threads, registers): the stack pointer; on arm64 also the frame
         pointer and the program counter, which x86-64 keeps on the stack. ``None`` if
-        not known where they are.
+        the table has no stack pointers.
     """
     if not tasks.has("sp"):
         return None
@@ -113,7 +114,7 @@ def saved_registers(tasks: TaskTable) -> Addresses | None:
 
 
 def stack_bytes(prog: drgn.Program) -> int:
-    """Find the size of a kernel stack, THREAD_SIZE."""
+    """Return the size of a kernel stack in bytes (THREAD_SIZE)."""
     try:
         size = _mapped_size(prog) or _first_stack_size(prog)
     except UNREADABLE:
@@ -163,7 +164,7 @@ def read_stacks(
     Read each stack from the saved stack pointer to its end.
 
     :param stacks: ``task_struct.stack``, the lowest address; 0 if there is no stack.
-    :param saved: Saved stack pointers; or with more registers, a row each.
+    :param saved: The saved stack pointers, or rows of registers that begin with them.
     """
     saved = saved.reshape(len(stacks), -1)
     pointers = np.ascontiguousarray(saved[:, 0])
@@ -187,7 +188,7 @@ def read_stacks(
     return StackMemory(words, first, pointers, size, saved)
 
 
-# --- Unwind one x86-64 stack, by the same rules as many at once (below).
+# --- Unwind one x86-64 stack, by the same ORC rules as many at once (below).
 
 
 _ALL = (1 << 64) - 1
@@ -198,14 +199,15 @@ class OneStack(Struct, frozen=True):
 
     pcs: list[int]
     interrupted: list[bool]
-    """Whether a frame was left by an exception: its pc is no return address."""
+    """Whether each frame was left by an exception: its pc is no return address."""
 
     end: End
     guessed: bool
+    """Whether the code of a frame is in no ORC table."""
 
 
 class ReadsWords(Protocol):
-    """The memory that a stack is unwound in."""
+    """Memory with the stack that is unwound."""
 
     def read(self, address: int) -> int | None:
         """Return a word; ``None`` if it cannot be read."""
@@ -216,6 +218,7 @@ class OneMemory(Struct, frozen=True):
 
     words: list[int]
     base: int
+    """The saved stack pointer."""
 
     def read(self, address: int) -> int | None:
         """Return a word; ``None`` if *address* is not in the stack."""
@@ -230,12 +233,13 @@ class OneState(Struct):
     sp: int
     bp: int
     interrupted: bool
+    """Whether the frame was left by an exception: its pc is no return address."""
 
 
 def unwind_one(
     memory: ReadsWords, state: OneState, rule_of: Callable[[int], FrameRule]
 ) -> OneStack:
-    """Unwind a stack until it ends."""
+    """Unwind a stack from *state*, which is changed, to its end."""
     pcs: list[int] = []
     interrupted: list[bool] = []
     end, guessed = End.LOST, False
@@ -258,7 +262,8 @@ def unwind_one(
 def _step(memory: ReadsWords, state: OneState, rule: FrameRule) -> bool | None:
     """Set *state* to the caller.
 
-    :return: ``None``; if the stack ends, whether it ends at the entry from user mode.
+    :return: ``None`` if there is a caller; else whether the stack ends at the entry
+        from user mode.
     """
     base = state.sp if rule.cfa_by_sp else state.bp
     cfa: int | None = base + rule.cfa_offset & _ALL
@@ -273,7 +278,7 @@ def _step(memory: ReadsWords, state: OneState, rule: FrameRule) -> bool | None:
     # Saved registers of user mode end the stack.
     if rule.regs and pc < KERNEL_HALF:
         return True
-    # From a stack for interrupts on, the stack that was interrupted may lie anywhere.
+    # A caller lies higher, unless it is on the other stack that an interrupt left.
     if pc < START_KERNEL_MAP or (sp <= state.sp and not rule.cfa_at):
         return False
     bp: int | None = state.bp
@@ -290,8 +295,8 @@ def _step(memory: ReadsWords, state: OneState, rule: FrameRule) -> bool | None:
 
 
 _FEW = 8
-"""Number of stacks that are faster to unwind one by one: a vectorized step costs as
-much as twenty single ones."""
+"""Maximum number of stacks that are unwound one by one: a vectorized step costs as much
+as twenty single ones."""
 
 _USER, _CODE = np.uint64(KERNEL_HALF), np.uint64(START_KERNEL_MAP)
 
@@ -299,16 +304,16 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Frames(Struct, frozen=True):
-    """The frames of many stacks, one column a frame, innermost first."""
+    """The frames of many stacks: one row for each stack, innermost frame first."""
 
     pcs: Addresses
-    """Shape (stacks, frames); 0 past the end of a stack."""
+    """Program counters; 0 past the end of a stack. Shape (stacks, frames)."""
 
     interrupted: Flags
-    """Whether a frame was left by an exception: its pc is no return address."""
+    """Whether each frame was left by an exception: its pc is no return address."""
 
     ends: npt.NDArray[np.uint8]
-    """Members of :class:`End`."""
+    """How each stack ends: members of :class:`End`."""
 
     guessed: Flags
     """Whether each stack has a frame whose code is in no ORC table."""
@@ -335,9 +340,9 @@ class _UnwindState(Struct):
 
 class Unwinder:
     """
-    Unwinds stacks of tasks that do not run.
+    Unwinds x86-64 stacks of tasks that do not run, by ORC.
 
-    :param newborn: where a new task continues (:func:`thread_start`)
+    :param newborn: address where a new task begins to run (:func:`thread_start`)
     :raises MissingError: if this kernel has no ``struct inactive_task_frame``
     """
 
@@ -355,7 +360,7 @@ class Unwinder:
         self._table = np.empty(0, RULES)
 
     def knows(self, pc: int) -> bool:
-        """Return whether an ORC table says how to unwind from an instruction."""
+        """Return whether an ORC table has a rule for an instruction."""
         rule = self._orc.rule(pc)
         return rule is not None and rule is not BY_FRAME_POINTER
 
@@ -406,7 +411,7 @@ class Unwinder:
         )
 
     def unwind_one(self, words: list[int], saved: tuple[int, ...]) -> OneStack:
-        """Unwind one stack; *words* start at the saved stack pointer."""
+        """Unwind one stack; *words* start at the saved stack pointer, *saved*."""
         if not words:
             return OneStack([], [], End.NONE, False)
         (base,) = saved
@@ -423,7 +428,7 @@ class Unwinder:
         return unwind_one(memory, state, self._rule)
 
     def unwind_from(self, memory: ReadsWords, state: OneState) -> OneStack:
-        """Unwind from a frame on whose registers are known."""
+        """Unwind from a frame whose registers are known."""
         return unwind_one(memory, state, self._rule)
 
     def _rule(self, pc: int) -> FrameRule:
@@ -447,7 +452,7 @@ class Unwinder:
         ends: npt.NDArray[np.uint8],
         guessed: Flags,
     ) -> _UnwindState:
-        """Return the callers' state; set *ends* and *guessed*."""
+        """Return the state of the callers; set *ends* and *guessed*."""
         # A return address may be past the end of the calling function.
         rules = self._find(np.where(state.interrupted, state.pc, state.pc - 1))
         rows, sp, bp = state.rows, state.sp, state.bp
@@ -482,7 +487,7 @@ class Unwinder:
         return _UnwindState(rows, pc, next_sp, bp, rules["interrupted"]).keep(good)
 
     def _find(self, pcs: Addresses) -> npt.NDArray[np.void]:
-        """Find the rules of instructions."""
+        """Return the rule of each instruction, as records of ``RULES``."""
         unique, inverse = each_once(pcs)
         rows = [self._row(pc) for pc in unique.tolist()]
         if len(self._table) < len(self._rules):
@@ -493,7 +498,7 @@ class Unwinder:
     def _row(self, pc: int) -> int:
         row = self._known.get(pc)
         if row is None:
-            # Rules repeat more often than addresses, but addresses are few.
+            # Equal rules are not merged: there are few addresses.
             row = self._known[pc] = len(self._rules)
             self._rules.append(worked_out(self._orc.rule(pc)))
         return row
@@ -501,12 +506,12 @@ class Unwinder:
 
 def thread_start(prog: drgn.Program) -> int:
     """
-    Find the address where a new task continues when it is first switched to.
+    Return the address where a new task begins to run when it is first switched to.
 
     :raises MissingError: if this kernel has no such symbol
     """
     try:
-        # In v6.1 it is ret_from_fork; by v6.12 that is a C function called by it.
+        # Not in v6.1; by v6.12 ret_from_fork is a C function that this one calls.
         return kernel_symbol(prog, "ret_from_fork_asm")
     except MissingError:
         return kernel_symbol(prog, "ret_from_fork")
@@ -517,19 +522,19 @@ def thread_start(prog: drgn.Program) -> int:
 # A frame record is the caller's frame pointer (x29) and return address (x30). Each
 # function that calls others makes one, and x29 points to the newest
 # (arch/arm64/kernel/stacktrace.c). Where the CPU took an exception, the kernel makes
-# one within struct pt_regs; that of the entry from user mode, or of the start of a
-# thread, is the last.
+# a record within struct pt_regs. The last record is that of the entry from user mode,
+# or of the start of a thread.
 
 
 _KERNEL_BITS = 0xFFF0_0000_0000_0000
-"""Bits that are set in each address of the kernel, with 52 bits of addresses or less;
-part of a signature (pointer authentication) if the kernel does not say which."""
+"""Bits that are set in every kernel address of up to 52 bits; taken for the mask of
+signatures (pointer authentication) if the kernel does not export KERNELPACMASK."""
 
 _OF_REGISTERS = 2
 """FRAME_META_TYPE_PT_REGS."""
 
 _EL = 0xF
-"""PSR_MODE_MASK: exception level; 0 is user mode, of AArch32 too."""
+"""PSR_MODE_MASK: exception level; 0 is user mode, also that of AArch32."""
 
 
 class _RecordOffsets(Struct, frozen=True):
@@ -539,12 +544,12 @@ class _RecordOffsets(Struct, frozen=True):
     pc: int
     pstate: int
     type: int | None
-    """Of the type of the record; ``None`` if it has none."""
+    """Offset of the record's type; ``None`` if this kernel's records have none."""
 
 
 class FrameRecords:
     """
-    Unwinds stacks of tasks that do not run.
+    Unwinds arm64 stacks of tasks that do not run, by frame records.
 
     :raises MissingError: if this kernel has no frame records in ``struct pt_regs``
     """
@@ -599,8 +604,8 @@ class FrameRecords:
         fp: Addresses,
         ends: npt.NDArray[np.uint8],
     ) -> tuple[Addresses, Addresses, Flags, Flags]:
-        """Return the callers' frame pointers, program counters and whether these were
-        interrupted, and which there are; set *ends*."""
+        """Return for each stack the caller's frame pointer and program counter, whether
+        the caller was interrupted, and whether there is one; set *ends*."""
 
         def read(offset: int) -> Addresses:
             words, _ = memory.read(rows, fp + np.uint64(offset % (1 << 64)))
@@ -612,7 +617,7 @@ class FrameRecords:
         is_last = found & (above == 0) & (pc == 0)
         saved_fp, saved_pc = read(offsets.fp), read(offsets.pc)
         if offsets.type is None:
-            # It repeats what is beside it.
+            # The record within struct pt_regs repeats its fp and pc.
             interrupted = found & ~is_last & (saved_pc == pc) & (saved_fp == above)
         else:
             kinds = read(offsets.type) & np.uint64(0xFFFF_FFFF)
@@ -630,7 +635,7 @@ class FrameRecords:
         return above, pc, interrupted, good & ((above > fp) | (above == 0))
 
     def _plain(self, pcs: Addresses) -> Addresses:
-        """Return addresses without signatures, which replace bits that are set."""
+        """Return addresses with the bits set that signatures may have replaced."""
         return np.where(pcs == 0, pcs, pcs | np.uint64(self._signature))
 
     def unwind_one(self, words: list[int], saved: tuple[int, ...]) -> OneStack:
@@ -667,7 +672,8 @@ class FrameRecords:
     def _caller(
         self, memory: OneMemory, fp: int, above: int, pc: int
     ) -> tuple[int, int, bool] | End:
-        """Return frame pointer, program counter and whether it was interrupted."""
+        """Return the caller's frame pointer and program counter, and whether it was
+        interrupted; or how the stack ends. *above* and *pc* are the record at *fp*."""
         offsets = self._offsets
         saved_fp = memory.read(fp + offsets.fp) or 0
         saved_pc = memory.read(fp + offsets.pc) or 0

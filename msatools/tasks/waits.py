@@ -2,8 +2,8 @@
 
 """What a task waits for, by the functions on its stack.
 
-The table of the kernel's functions that wait is here: a function that a new kernel adds
-is a line in it.
+Also the tables of the kernel's functions that wait: a function that a new kernel adds
+is to be added there.
 """
 
 import re
@@ -32,47 +32,47 @@ class TaskClass(IntEnum):
     LAT = 4
     """It waits for a CPU."""
     LCK = 5
-    """A futex."""
+    """It waits for a futex."""
     KLK = 6
-    """A lock, or another thread's work, within the kernel."""
+    """It waits for a lock, or another thread's work, within the kernel."""
     FLK = 7
-    """A lock on a file."""
+    """It waits for a lock on a file."""
     POL = 8
-    """Events: poll, select, epoll; a virtual CPU that is halted."""
+    """It waits for events (poll, select, epoll), or is a virtual CPU that is halted."""
     FLT = 9
-    """A page fault."""
+    """It waits in a page fault."""
     SWP = 10
-    """A page that was swapped out."""
+    """It waits for a page that was swapped out."""
     RCL = 11
-    """Memory reclaim, or the limit of its memory cgroup."""
+    """It waits for memory reclaim, or by the limit of its memory cgroup."""
     DSK = 12
-    """A disk, a local or network file system, or another device."""
+    """It waits for a disk, a local or network file system, or another device."""
     PIP = 13
-    """Data of a pipe or of a pipe-like file."""
+    """It waits for data of a pipe or of a pipe-like file."""
     NET = 14
-    """A socket."""
+    """It waits for a socket."""
     TMR = 15
-    """Time."""
+    """It waits for a time to pass."""
     WAI = 16
-    """Another process."""
+    """It waits for another process."""
     SIG = 17
-    """A signal."""
+    """It waits for a signal."""
     IPC = 18
-    """A message queue or semaphore of System V or POSIX, or Binder."""
+    """It waits for a message queue or semaphore of System V or POSIX, or Binder."""
     TTY = 19
-    """A terminal."""
+    """It waits for a terminal."""
     URG = 20
-    """io_uring."""
+    """It waits for io_uring."""
     KTW = 21
-    """A kernel thread that waits for work."""
+    """It is a kernel thread that waits for work."""
     STP = 22
     """It is stopped or frozen."""
     TRC = 23
-    """Its tracer."""
+    """It waits for its tracer."""
     ZMB = 24
     """It is dead."""
     OTH = 25
-    """Something else."""
+    """It waits for something else, or its class is unknown."""
     WAK = 26
     """It is being woken and is not on a run queue yet."""
 
@@ -112,13 +112,14 @@ def _wanted(classes: tuple[TaskClass, ...]) -> npt.NDArray[np.bool_]:
 
 
 VFORK = ("wait_for_vfork_done", "kernel_clone", "_do_fork")
-"""Where a parent in vfork() sleeps: the first may be inlined into the next, which was
-the last before cad6967ac108 ("fork: introduce kernel_clone()") (in v5.10)."""
+"""Functions in which a parent sleeps in vfork(): wait_for_vfork_done() may be inlined
+into kernel_clone(), which was _do_fork() before cad6967ac108 ("fork: introduce
+kernel_clone()") (in v5.10)."""
 
 # A trailing * matches any suffix. Suffixes that compilers add, such as .isra.0, are
 # ignored.
 
-# The innermost function of this table decides.
+# Functions that wait, by class: the innermost one on a stack decides.
 WAITS = {
     TaskClass.LCK: """
         futex_wait futex_wait_queue __futex_wait futex_do_wait futex_wait_queue_me
@@ -295,8 +296,9 @@ WAITS = {
     """,
 }
 
-# How a runnable task loses its CPU: it is preempted, yields, or has not run yet. The
-# loop on the way to user mode is inlined into one or the other of its callers.
+# Functions that call the scheduler when a runnable task loses its CPU: it is preempted,
+# yields, or has not run yet. The loop that runs on the return to user mode may be
+# inlined into any of its callers.
 PREEMPTIONS = """
     preempt_schedule* arm64_preempt_schedule_irq __cond_resched*
     exit_to_user_mode* arm64_exit_to_user_mode* syscall_exit_to_user_mode*
@@ -305,8 +307,8 @@ PREEMPTIONS = """
     do_sched_yield yield yield_to ret_from_fork*
 """
 
-# Decide only as the function that called the scheduler: further out they are on the
-# stacks of tasks that do some work.
+# Functions that decide only if they called the scheduler themselves: further out they
+# are also on the stacks of tasks that work.
 SLEEPERS = {
     TaskClass.KTW: """
         worker_thread rescuer_thread smpboot_thread_fn kthreadd kthread
@@ -320,13 +322,13 @@ SLEEPERS = {
     TaskClass.URG: "io_wq_worker io_wqe_worker io_sq_thread",
     TaskClass.STP: "get_signal",
     TaskClass.ZMB: "do_task_dead",
-    # The wait for the core dump of one's process is inlined there; who is dead has an
-    # exit_state.
+    # A thread waits there for the core dump of its process (the compiler inlined the
+    # wait). A dead thread is recognized by its exit_state.
     TaskClass.WAI: "do_exit",
     TaskClass.LAT: PREEMPTIONS,
 }
 
-# If none of those is on the stack, the innermost function of a subsystem decides.
+# If no function of WAITS is on the stack, the innermost one of a subsystem decides.
 SUBSYSTEMS = {
     TaskClass.DSK: """
         ext4_* jbd2_* xfs_* xlog_* xfsaild btrfs_* f2fs_* gfs2_* ocfs2_* nfs_* nfs3_*
@@ -351,7 +353,7 @@ SUBSYSTEMS = {
     TaskClass.POL: "kvm_vcpu_* kvm_arch_vcpu_*",
 }
 
-# Then a general wait function that implies a class.
+# Else the innermost general wait function that implies a class.
 WAYS = {
     TaskClass.KLK: """
         wait_for_completion* __wait_for_common wait_for_common
@@ -360,7 +362,7 @@ WAYS = {
     TaskClass.TMR: "msleep* usleep_range* fsleep schedule_hrtimeout*",
 }
 
-# Then the system call.
+# Else the system call.
 CALLS = {
     TaskClass.LCK: "futex futex_wait futex_waitv futex_requeue",
     TaskClass.FLK: "flock fcntl fcntl64",
@@ -414,14 +416,14 @@ CALLS = {
     TaskClass.LAT: "sched_yield",
 }
 
-# The scheduler and the ways to call it.
+# Functions of the scheduler, and those that only call it.
 SCHEDULER = """
     __schedule schedule schedule_timeout* schedule_preempt_disabled schedule_hrtimeout*
     schedule_idle schedule_rtlock __switch_to* wait_woken do_wait_intr do_wait_intr_irq
     msleep* usleep_range* fsleep swait_* prepare_to_swait* schedule_with_*
 """
 
-# Generic locks and waits: their callers are reported as the one that waits.
+# Generic locks and waits: their caller is reported as the function that waits.
 LOCKS = """
     preempt_schedule* __cond_resched* io_schedule*
     __mutex_lock* mutex_lock* __ww_mutex_lock* ww_mutex_lock*
@@ -446,11 +448,8 @@ _THUNK = re.compile(
 
 
 def is_thunk(function: str) -> bool:
-    """Return whether a function only stands for a return or an indirect jump.
-
-    The return is another function's, and who jumps is its caller: a thunk does nothing
-    itself.
-    """
+    """Return whether a function is a thunk: code that only replaces the return of
+    another function, or an indirect jump."""
     return bool(_THUNK.fullmatch(function.partition(".")[0]))
 
 
@@ -459,7 +458,7 @@ MEMORY = frozenset({TaskClass.FLT, TaskClass.SWP, TaskClass.RCL})
 
 
 def function_text(name: str | None, module: str | None) -> str | None:
-    """Return a function that may be unknown, with its module as the log has it."""
+    """Return a function with its module, ``f [module]``; ``None`` if it is unknown."""
     return f"{name} [{module}]" if name and module else name
 
 
@@ -467,7 +466,7 @@ def function_text(name: str | None, module: str | None) -> str | None:
 
 
 class StackWait(Struct, frozen=True):
-    """The wait that a stack shows."""
+    """What a task waits for, by its stack."""
 
     task_class: TaskClass
 
@@ -491,7 +490,7 @@ _CALL = re.compile(
 
 
 class _WaitNames:
-    """Maps names of functions to classes."""
+    """Maps names of functions to classes, by a table such as ``WAITS``."""
 
     def __init__(self, table: dict[TaskClass, str]) -> None:
         self._exact: dict[str, TaskClass] = {}
@@ -549,9 +548,9 @@ def classify(stack: tuple[str, ...]) -> StackWait:
     """
     Classify the wait of a task that does not run.
 
-    The task's state (runnable, stopped, traced, dead) is not considered, only what the
-    stack shows of it. For a runnable task the result is the sleep that has just ended,
-    unless the stack has one of :data:`msatools.tasks.waits.PREEMPTIONS`.
+    Only the stack is considered, not the task's state (runnable, stopped, traced,
+    dead). For a runnable task the result is the sleep that has just ended, unless the
+    stack has one of :data:`msatools.tasks.waits.PREEMPTIONS`.
 
     :param stack: Functions of the kernel, innermost first.
     """
@@ -575,7 +574,7 @@ def _class_of(names: list[str]) -> tuple[TaskClass, str] | None:
     if sleeper is not None:
         known = _BY_SLEEPER.get(names[sleeper])
         if known is None and names[sleeper + 1 : sleeper + 2] == ["kthread"]:
-            # The main function of a kernel thread sleeps itself: the thread is idle.
+            # The main function of a kernel thread itself sleeps: the thread is idle.
             known = TaskClass.KTW
         if known is not None:
             return known, names[sleeper]
@@ -589,7 +588,8 @@ def _class_of(names: list[str]) -> tuple[TaskClass, str] | None:
 
 
 def _wait(names: list[str]) -> tuple[TaskClass, str] | None:
-    """Find the innermost wait; memory reclaim and faults go before waits for disks."""
+    """Return class and function of the innermost wait; if that is for a disk, of the
+    memory reclaim or page fault that it is a part of."""
     found = _BY_WAIT.first(names)
     if found is None:
         return None
