@@ -293,8 +293,11 @@ def tasks_on(
     """
     Return the tasks that may run on some CPUs, but not on all CPUs of the default set.
 
+    :return: Empty if the kernel has no CPU masks of tasks.
     :raises drgn.FaultError: if the number of CPUs cannot be read
     """
+    if not tasks.has("cpus_mask"):
+        return ()
     found = affinities(tasks, prog)
     others = {cpu.cpu for cpu in cpus if cpu.online and cpu.set == DEFAULT}
     inside = found.masks & _mask_of(chosen, found.masks.shape[1])

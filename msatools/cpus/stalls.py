@@ -127,7 +127,9 @@ class _StallReader:
             )
         stop = read_stop_machine(reader, percpu, cpus.name, losses)
         stop = self._with_time(stop)
-        late = {cpu: delay for cpu in cpus.queues if (delay := cpus.delay(cpu))}
+        delays = {cpu: cpus.delay(cpu) for cpu in cpus.queues}
+        # A timer that is not due yet is not late.
+        late = {cpu: max(0, by) for cpu, by in delays.items() if by is not None}
         overdue = {cpu for cpu, delay in late.items() if delay >= STALL_NS}
         calls = self._calls(sorted(overdue))
         wanted = self._suspects(overdue, rcu, stop, calls, timers, thorough)
