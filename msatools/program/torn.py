@@ -42,7 +42,7 @@ _OF_A_LOCK = 2
 _THREAD_LISTS = ("thread_node", "children")
 _LISTS = ("tasks", "sibling", *_THREAD_LISTS)
 """Members of ``struct task_struct`` that link tasks under ``tasklist_lock``. The first
-two are used by thread group leaders only: other threads have stale copies."""
+two are in use in thread group leaders only; other threads have copies of a task's."""
 
 _NUMBERS = {
     "signal": ("signal", "<Q"),
@@ -294,6 +294,6 @@ def _wrong_tasks(tasks: dict[int, _Task], queues: dict[int, _RunQueue]) -> int:
 
 
 def _late_stamps(tasks: dict[int, _Task], queues: dict[int, _RunQueue]) -> int:
-    """Count the tasks whose last arrival on a CPU is later than any run queue's clock."""
+    """Count the tasks that arrived on a CPU later than the latest run queue clock."""
     latest = max((queue.clock for queue in queues.values()), default=0)
     return sum(task.numbers.get("arrival", 0) > latest for task in tasks.values())
