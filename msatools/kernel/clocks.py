@@ -2,7 +2,7 @@
 
 """The kernel's clocks: jiffies, timekeeper, run queues' clocks; the load average.
 
-Also which optional accounting of tasks the kernel has switched on.
+Also the switches of optional accounting of tasks.
 """
 
 import struct
@@ -244,7 +244,7 @@ class _Queues(NamedTuple):
 
 
 def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
-    """Read the clocks; a CPU whose run queue cannot be read costs a note.
+    """Read the clocks; a run queue that cannot be read is noted as a loss.
 
     :raises MissingError: if no run queue can be found at all
     """
@@ -296,9 +296,9 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
 
     If both follow one hardware counter, they are compared at the last update of
     CLOCK_MONOTONIC, as NTP corrects only that clock, by minutes in a year. On x86 with
-    another clock source, or as a guest whose hypervisor provides the local clock, it is
-    the kernel's ``__gtod_offset`` (kernel/sched/clock.c): exact while the local clock
-    is unstable, else as of when the kernel found the clock stable.
+    another clock source, or as a guest whose hypervisor provides the local clock, the
+    kernel's ``__gtod_offset`` is returned (kernel/sched/clock.c): exact while the local
+    clock is unstable, else as of when the kernel last found the clock stable.
     """
     try:
         address = reader.once(monotonic_offset, lambda: _gtod_offset(reader.prog))
@@ -335,7 +335,7 @@ class _TscClock(NamedTuple):
 
 
 def _offset_by_tsc(reader: Reader, losses: LossLog) -> int | None:
-    """Return the offset by the time stamp counter; ``None`` if a clock uses another."""
+    """Return the offset by the TSC; ``None`` if a clock uses another counter."""
     tsc = reader.once(_TscClock, lambda: _tsc_clock(reader, losses))
     update = tsc and last_update(reader, losses)
     if tsc is None or update is None or update.source not in tsc.sources:
@@ -344,11 +344,11 @@ def _offset_by_tsc(reader: Reader, losses: LossLog) -> int | None:
 
 
 def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
-    """Read how the local clock follows from the counter (arch/x86/kernel/tsc.c).
+    """Read how the local clock is computed from the counter (arch/x86/kernel/tsc.c).
 
-    :return: ``None`` if it does not: the counter is unstable, or a hypervisor's clock
-        is used instead.
-    :raises drgn.FaultError: if it cannot be read
+    :return: ``None`` if it is not: the counter is unstable, or a hypervisor's clock is
+        used instead.
+    :raises drgn.FaultError: if the parameters cannot be read
     """
     prog = reader.prog
     try:
@@ -413,12 +413,12 @@ def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
     # sequence number does not select.
     now = clock.read_data[clock.seq.seqcount.sequence & 1]
     mask = now.sched_clock_mask.value_()
-    # The update may be before the epoch.
+    # Signed, as the timekeeper's update may be before the epoch.
     cycles = (update.cycle - now.epoch_cyc.value_()) & mask
     if cycles > mask >> 1:
         cycles -= mask + 1
     passed = cycles * now.mult.value_() >> now.shift.value_()
-    # The epoch moves on before the counter can wrap around.
+    # The kernel renews the epoch before the counter wraps: this is another counter.
     if abs(passed) > 2 * clock.wrap_kt.value_():
         return None
     difference: int = now.epoch_ns.value_() + passed - update.monotonic_ns
@@ -437,7 +437,7 @@ def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | No
         return None
 
 
-# --- Which optional accounting of tasks the kernel has switched on.
+# --- The switches of the kernel's optional accounting of tasks.
 #
 # A switch shows only the present state: a counter may hold what was counted before it
 # was switched off, and lack what happened before it was switched on.
@@ -459,7 +459,8 @@ class Accounting(Struct, frozen=True):
     has no such statistics, or if the switch cannot be read."""
 
     delayacct: bool | None
-    """Whether delay accounting is on (kernel/delayacct.c); ``None`` likewise."""
+    """Whether delay accounting is on (kernel/delayacct.c); ``None`` if the kernel lacks
+    it, or if the switch cannot be read."""
 
     irq_time: bool
     """Whether a task's CPU time excludes the interrupts that it was interrupted by
@@ -490,13 +491,13 @@ class AccountingReader:
         # A static key for a while: Linux kernel commit 8722903cbb8f ("sched: Define
         # sched_clock_irqtime as static key") until f3fa0e40df17 (both in v6.14).
         self._irq_time = _find(prog, "sched_clock_irqtime") if has_irq_time else None
-        # Linux kernel commit 74c578759f15 ("context_tracking: Rename
+        # Renamed by Linux kernel commit 74c578759f15 ("context_tracking: Rename
         # context_tracking_is_enabled() => context_tracking_enabled()") (in v5.5)
         self._precise = _find(prog, "context_tracking_key", "context_tracking_enabled")
         self._stable = _find(prog, "__sched_clock_stable")
 
     def read(self, losses: LossLog) -> Accounting:
-        """Read all switches; one that cannot be read costs a note."""
+        """Read all switches; one that cannot be read is noted as a loss."""
         stable = self._switch(self._stable, losses)
         return Accounting(
             schedstats=self._switch(self._schedstats, losses),
@@ -524,7 +525,7 @@ class AccountingReader:
 
 
 def read_accounting(prog: drgn.Program, losses: LossLog) -> Accounting:
-    """Read all switches once; one that cannot be read costs a note."""
+    """Read all switches once; one that cannot be read is noted as a loss."""
     return AccountingReader(prog).read(losses)
 
 

@@ -167,9 +167,9 @@ def is_pointer(type_: drgn.Type) -> bool:
 
 
 def mask_at(reader: Reader, address: int) -> Cpus:
-    """Read one mask.
+    """Read the ``struct cpumask`` at *address*.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises UNREADABLE: if it cannot be read, or ``nr_cpu_ids`` is lost
     """
     count = _id_count(reader)
     return _cpus_in(reader.read(address, _bytes_for(count)), count)
@@ -237,7 +237,7 @@ def _bytes_for(count: int) -> int:
 
 
 def _id_count(reader: Reader) -> int:
-    # It is fixed at boot.
+    # Read once, as it is fixed at boot.
     return reader.once(cpu_numbers, lambda: cpu_numbers(reader.prog))
 
 
@@ -249,7 +249,7 @@ def cpu_numbers(prog: drgn.Program) -> int:
     try:
         count = int(find_variable(prog, "nr_cpu_ids").value_())
     except MissingError:
-        # Not a variable where NR_CPUS is 1.
+        # No variable if NR_CPUS is 1.
         return 1
     # A mask has NR_CPUS bits.
     if not 0 < count <= 8 * drgn.sizeof(find_type(prog, "struct cpumask")):
@@ -298,7 +298,7 @@ class PerCpu(Struct, frozen=True):
 def read_percpu(reader: Reader, losses: LossLog) -> PerCpu:
     """Find the offsets of all CPUs, once per reader.
 
-    A CPU whose offset cannot be read costs a note, and is left out.
+    A CPU whose offset cannot be read is noted as a loss, and left out.
     """
     return reader.once(PerCpu, lambda: _read(reader.prog, losses))
 

@@ -72,7 +72,7 @@ def find_task(reader: Reader, pid: int) -> int | None:
 def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int, int]:
     """Find the threads that have some PIDs in the initial PID namespace.
 
-    Damage on the way to a thread costs a note.
+    Damaged data that hide a thread are noted as a loss.
 
     :return: Addresses of ``struct task_struct`` by PID; no entry for a PID that no
         thread, alive or zombie, has.
@@ -102,7 +102,7 @@ def _initial(prog: drgn.Program) -> int:
 
 
 class _PidLayout(Struct, frozen=True):
-    """Offsets of members."""
+    """Offsets of the members that a lookup by PID reads."""
 
     tree: int
     """Offset of the XArray in ``struct pid_namespace``."""
@@ -138,7 +138,7 @@ class PidTree:
     def __init__(self, reader: Reader, namespace: int, level: int = 0) -> None:
         """
         :param namespace: Address of the ``struct pid_namespace``.
-        :param level: Its number of ancestors.
+        :param level: Number of the namespace's ancestors.
         """
         self._layout = reader.once(_PidLayout, lambda: _layout(reader.prog))
         self._number = self._layout.numbers + level * self._layout.upid
@@ -190,7 +190,7 @@ class PidTree:
         return self._tree.count_below(end)
 
 
-# --- Walks of task lists, which on a running kernel change meanwhile.
+# --- Walks of task lists, which change during the walk on a running kernel.
 
 
 _MAX_RESUMED = 256

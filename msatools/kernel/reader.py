@@ -394,7 +394,8 @@ class Reader:
             the arrays are in no order.
         """
         most = self.most(8) if most is None else most
-        # Shortest first, as absurd counts are large; as floats, as the sum is, too.
+        # Shortest first, so that only absurd counts exceed the limit; summed as floats,
+        # as a sum of integers could overflow.
         order = np.argsort(counts)
         possible = np.empty(len(counts), np.bool_)
         possible[order] = np.cumsum(counts[order], dtype=np.float64) <= most

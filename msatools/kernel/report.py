@@ -306,9 +306,9 @@ def logs_of(prog: Program) -> list[LossLog]:
 
 @contextmanager
 def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
-    """Count in *losses*, within the context, the lookups of types that are refused.
+    """Count in *losses* the lookups of types that are refused within the context.
 
-    Until its end :func:`logs_of` returns *losses*, too.
+    Within it, :func:`logs_of` returns *losses*, too.
     """
     logs = logs_of(prog)
     logs.append(losses)

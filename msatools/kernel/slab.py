@@ -261,7 +261,7 @@ _CPU_SLAB_CACHE: Members = {
 }
 _OBJECTS_MASK = (1 << 16) - 1
 _ATTEMPTS = 3
-"""Number of tries to read a list of a running kernel, which may change meanwhile."""
+"""Number of tries to read a list of a running kernel, which may change it."""
 
 _LOST = -1
 _MAX_LENGTH = 1 << 16

@@ -67,7 +67,7 @@ class TableFormat(Struct, frozen=True):
     """Bit of an entry that maps the zero page or device memory (vm_normal_page())."""
 
     swap_type_shift: int
-    """Shift of the number of the swap device in a swap entry; it has 5 bits."""
+    """Shift of the swap device's number in a swap entry; the number has 5 bits."""
 
     top_entries: int
     """Number of entries in a top-level table."""
@@ -152,7 +152,7 @@ class TableFormat(Struct, frozen=True):
     def huge_of(self, entries: Words, shift: int) -> Booleans | None:
         """Return which entries above the lowest level map huge pages, present or not.
 
-        :return: ``None`` if entries of this shift cannot.
+        :return: ``None`` if entries of this shift cannot map huge pages.
         """
         if shift > self.largest:
             return None
@@ -420,7 +420,7 @@ MODULES_END = 0xFFFF_FFFF_FF00_0000
 
 
 class X86(Arch):
-    """x86-64."""
+    """x86-64, with page tables of four or five levels."""
 
     # arch/x86/kernel/vmlinux.lds.S: the init sections between them are freed after
     # boot.
@@ -548,7 +548,7 @@ _CALLS = (
     (0xFFFF_FC1F, 0xD63F_0000),  # blr
     (0xFEFF_F800, 0xD63F_0800),  # blraa, blrab, blraaz, blrabz
 )
-"""Masks and values of the instructions that set x30."""
+"""Masks and values of the call instructions: those that set x30."""
 
 
 class SoftwareBits(NamedTuple):

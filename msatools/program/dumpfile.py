@@ -63,7 +63,7 @@ class DumpFile(Struct, frozen=True):
 
     lacks_note: NotADumpError | None = None
     """The error for a dump whose headers do not locate the kernel, which has to be
-    found in memory; ``None`` for others, and if its headers do not show which it is."""
+    found in memory; ``None`` if they do, or do not show whether they do."""
 
     options: tuple[str, ...] = ()
     """Command-line options that selected or located the kernel in memory."""

@@ -720,7 +720,7 @@ def unflattened(read: ReadAt, size: int) -> Unflattened:
 _AT_ONCE = 1 << 20
 
 _copied: dict[str, int] = {}
-"""Maps the path of a dump to the open file that has its headers."""
+"""Maps the path of a dump to the descriptor of the file with its headers."""
 
 
 def copy(path: str) -> None:

@@ -305,7 +305,7 @@ class DirectMap:
         self.tables: VmallocTables | None = None
 
     def set(self, piece: Piece) -> None:
-        """Set the range, for all users of this object."""
+        """Set the direct map's range, for all users of this object."""
         self.start, self.size, self.physical = piece
 
     def set_paged(

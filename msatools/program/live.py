@@ -222,7 +222,8 @@ def kcore_steady(prog: Program) -> Iterator[None]:
     """Run a report on the current /proc/kcore, and check afterwards that it is valid.
 
     The report lacks memory that is added during it. Memory that is removed during it
-    reads as zeros (fs/proc/kcore.c). For other programs this does nothing.
+    reads as zeros (fs/proc/kcore.c). Programs that do not read /proc/kcore need no
+    check, and get none.
 
     :raises MovedError: if the data that were read may be wrong, even if the report
         failed otherwise

@@ -233,7 +233,7 @@ class Target(Struct, frozen=True):
 
     kind: Kind
     live: bool
-    # A log need not say it.
+    # None for a log that does not have it.
     release: str | None
     arch: str | None
     page_size: int

@@ -257,7 +257,7 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
     except OSError as error:
         raise os_error(path, error) from error
     except LOST as error:
-        # The text is for developers.
+        # drgn's text is for developers.
         if dump.truncated:
             raise DamagedDumpError(
                 path, "cut off before its pages can be found", "copy the dump again"

@@ -162,7 +162,7 @@ class StateReader:
     def _place(self, address: int) -> tuple[int | None, int]:
         """Return the offset in the file of a byte of the disk; ``None`` for zeros.
 
-        Also return the number of bytes that follow in the same place.
+        Also return the number of bytes from there without a gap.
         """
         within = address & (self._cluster - 1)
         table = self._table(address >> self._span_bits)

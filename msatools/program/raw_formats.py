@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Files that hold a guest's memory, but not where its kernel is: how to read them."""
+"""Readers of files that hold a guest's memory, but do not locate its kernel."""
 
 import os
 import shlex

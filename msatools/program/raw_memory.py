@@ -108,7 +108,7 @@ class Memory(ABC):
         """
 
     def fill(self, address: int, buffer: memoryview) -> int:
-        """Read into a buffer with one read; return the number of bytes, maybe fewer.
+        """Read into a buffer with one read, which may not fill it; return the count.
 
         :raises FaultError: if the file does not have the first byte
         """

@@ -169,7 +169,7 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
     base, offset = _direct_map(kernel, word("page_offset_base"))
 
     def physical_of(address: int) -> int | None:
-        # The direct map is at the start of the kernel's half.
+        # An address in the direct map, which has at most 2^52 bytes.
         if not base <= address < base + (1 << 52):
             return None
         return (address - base + offset) % (1 << 64)
@@ -194,8 +194,8 @@ def _direct_map(kernel: FoundKernel, base: int | None) -> tuple[int, int]:
     """
     lines = kernel.lines
     if kernel.arch == Architecture.AARCH64:
-        # PAGE_OFFSET is that of the largest addresses that the kernel was built for,
-        # and memstart_addr fits it (arch/arm64/include/asm/memory.h).
+        # PAGE_OFFSET follows from VA_BITS as built, even if fewer bits are in use, and
+        # memstart_addr is relative to it (arch/arm64/include/asm/memory.h).
         try:
             bits = int(lines["NUMBER(VA_BITS)"])
             return (1 << 64) - (1 << bits), int(lines["NUMBER(PHYS_OFFSET)"], 16)

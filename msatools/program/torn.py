@@ -42,7 +42,7 @@ _OF_A_LOCK = 2
 _THREAD_LISTS = ("thread_node", "children")
 _LISTS = ("tasks", "sibling", *_THREAD_LISTS)
 """Members of ``struct task_struct`` that link tasks under ``tasklist_lock``. The first
-two are in use in thread group leaders only; other threads have copies of a task's."""
+two are in use in thread group leaders only."""
 
 _NUMBERS = {
     "signal": ("signal", "<Q"),

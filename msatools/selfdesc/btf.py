@@ -2,7 +2,7 @@
 
 """Parser of BTF, the type format that a kernel carries in its own memory.
 
-Also comparison of types by layout, by which impossible ones are rejected.
+Also comparison of types by layout, and rejection of impossible types.
 """
 
 import struct
@@ -29,7 +29,7 @@ from msatools.selfdesc.tables import (
 
 # --- Parser of BTF, the type format that a kernel carries in its own memory.
 #
-# It has no I/O: bytes in, records out. The format is described in the kernel's
+# The parser does no I/O: bytes in, records out. The format is described in the kernel's
 # Documentation/bpf/btf.rst and include/uapi/linux/btf.h. A blob is not trusted: damage
 # raises BtfError, at the latest when the damaged type is looked up.
 
@@ -48,7 +48,7 @@ class BtfError(DamagedDataError):
 
 
 class BtfKind(IntEnum):
-    """``BTF_KIND_*``."""
+    """``BTF_KIND_*`` of include/uapi/linux/btf.h."""
 
     VOID = 0
     INT = 1
@@ -72,8 +72,8 @@ class BtfKind(IntEnum):
     ENUM64 = 19
 
 
-# Words that follow the three common to all types, by kind: how many in all types of the
-# kind, and how many for each entry (of which the type has vlen).
+# Number of words after a type's three common ones, by kind: a fixed number, and the
+# number for each of the type's vlen entries.
 _FIXED = {
     BtfKind.INT: 1,
     BtfKind.ARRAY: 3,
@@ -93,7 +93,7 @@ _KIND_OF = tuple(BtfKind)
 
 _KINDS = len(BtfKind)
 _FIXED_WORDS = [3 + _FIXED.get(BtfKind(kind), 0) for kind in range(_KINDS)]
-_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # past the end: invalid in a blob
+_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # past any blob's end: VOID is no type
 _ENTRY_WORDS = [_PER_ENTRY.get(BtfKind(kind), 0) for kind in range(_KINDS)]
 # Up to Linux 7.0 there were 5 bits for the kind and 16 for the length; "bpf: Extend BTF
 # UAPI vlen, kinds to use unused bits" (in v7.1) extended both by bits that were zero.
@@ -245,7 +245,7 @@ class Btf:
         return self._tail(type_id)[1::3]
 
     def is_signed_enum(self, type_id: int) -> bool:
-        """Return whether the constants of an ENUM or ENUM64 have a sign."""
+        """Return whether the constants of an ENUM or ENUM64 are signed."""
         if self._has_enum_signs or self.kind(type_id) == BtfKind.ENUM64:
             return bool(self._head(type_id)[1] >> 31)
         return any(value >> 31 for _, value in self._entries(type_id, 2))

@@ -26,10 +26,10 @@ from msatools.errors import (
     NotSupportedError,
 )
 
-# --- What was looked up in a kernel's types and symbols, for --self-check.
+# --- Record of lookups in a kernel's types and symbols, for --self-check.
 #
 # A kernel that lacks a variable or a member is read another way, or not at all; on a
-# kernel that nobody tried, this list is the first thing to look at.
+# kernel that nobody has tried, check this record first.
 
 
 _KEY = "msatools.lookups"
@@ -46,7 +46,7 @@ class Lookups(Struct):
 
 
 def lookups(prog: drgn.Program) -> Lookups:
-    """Return what was looked up in a program so far."""
+    """Return the record of a program's lookups so far."""
     found: Lookups = prog.cache.setdefault(_KEY, Lookups())
     return found
 
@@ -158,7 +158,7 @@ def find_constant(prog: drgn.Program, name: str) -> drgn.Object:
 def find_symbol(prog: drgn.Program, name: str | int) -> drgn.Symbol:
     """Return the symbol of a name, or the one that contains an address.
 
-    :raises MissingSymbolError: if the kernel has none
+    :raises MissingSymbolError: if the kernel has no such symbol
     """
     with _SYMBOL:
         return prog.symbol(name)
@@ -255,7 +255,7 @@ def alignment(some: drgn.Type) -> int:
     if some.kind in (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ARRAY):
         return alignment(some.type)
     if some.kind in (drgn.TypeKind.STRUCT, drgn.TypeKind.UNION):
-        # It may be packed, which BTF does not record.
+        # A structure may be packed, which BTF does not record.
         return 1
     return drgn.sizeof(some) if some.is_complete() else 1
 

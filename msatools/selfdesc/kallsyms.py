@@ -69,7 +69,7 @@ class PartialImage(Struct, frozen=True):
     """Memory of which some pages are lost."""
 
     image: Image
-    """It begins at a multiple of :data:`PAGE`; lost pages are zeros."""
+    """The memory, from a multiple of :data:`PAGE` on; lost pages are zeros."""
 
     lost: npt.NDArray[np.bool_]
     """Whether each page is lost, in the order of the image's pages."""
@@ -306,7 +306,7 @@ def _addresses(
 
 
 _MAX_SPAN = 32 << 20
-"""Maximum size of all tables together, in bytes; a Debian 6.12 has 2.7 MiB."""
+"""Maximum size of all tables together, in bytes; Debian's 6.12 has 2.7 MiB."""
 
 _ADDRESSES = 1 << 64
 
@@ -359,7 +359,7 @@ def _vmcoreinfo_symbols(prog: Program) -> dict[str, int]:
 def _named_tables(symbols: dict[str, int]) -> KallsymsTables | None:
     """Return the tables' addresses from VMCOREINFO; ``None`` if they are not in it.
 
-    It has them since Linux kernel commits 5fd8fea935a1 ("vmcoreinfo: include kallsyms
+    They are since Linux kernel commits 5fd8fea935a1 ("vmcoreinfo: include kallsyms
     symbols") and f09bddbd8661 ("vmcoreinfo: add kallsyms_num_syms symbol") (in v6.0).
     """
     tables = KallsymsTables(

@@ -161,7 +161,7 @@ def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
     else:
         values = np.asarray(image.numbers(tables.offsets, count, 4))
         orders = [ascends, _ascends_around_base, _ascends_pc_relative]
-    # The first ones alone before all: data that is no table is out of order there.
+    # Check the first values before all: other data is usually out of order there.
     head = values[:NAMES_PER_MARKER]
     if not any(order(head) and order(values) for order in orders):
         raise BadTablesError("addresses of symbols do not ascend")
@@ -308,7 +308,7 @@ def readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.ui
     if tables.relative_base:
         base = np.uint64(image.numbers(tables.relative_base, 1, image.word)[0])
     yield base + offsets
-    # Negative ones count down from the base (on x86, v4.6 to v6.14).
+    # Negative offsets count down from the base (on x86, v4.6 to v6.14).
     yield np.where(offsets >> 31 != 0, base + ~signed, signed)
     # PC-relative: each is relative to its own address, since Linux kernel commit
     # a081b5789255 ("kallsyms: Get rid of kallsyms relative base") (in v7.0).
@@ -546,7 +546,7 @@ def _find_names_before(
     # The data after the last marker may look like one more marker.
     for count in (len(markers), len(markers) - 1):
         gap = tokens - (start + count * size)
-        # Room for seqs_of_names.
+        # Since v6.2, seqs_of_names follows the markers.
         max_gap = NAMES_PER_MARKER * count * _SEQ_BYTES + 2 * MAX_ALIGNMENT
         if count < 2 or gap > max_gap:
             continue

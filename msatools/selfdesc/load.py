@@ -270,7 +270,7 @@ class Module:
         self.contains = loaded.contains
 
     def symbols(self) -> SymbolIndex:
-        """Return the module's own symbols; none if they cannot be read."""
+        """Return the module's own symbols; empty if they cannot be read."""
         return self._symbols
 
     def may_have(self, name: str) -> bool:
@@ -335,7 +335,7 @@ class Modules:
         return found
 
     def types(self, name: str) -> BtfTypes | None:
-        """Return the types of a module's BTF; ``None`` if it has none.
+        """Return the types of a module's BTF; ``None`` if the module has no BTF.
 
         :raises BtfError: if its BTF is damaged, or refers to that of another kernel
         """
@@ -437,7 +437,7 @@ class Finders:
     """The finders of one program, in use while its kernel has no debug info.
 
     With two sources there would be two distinct types of each name. So once debug info
-    is loaded, all lookups are left to it.
+    is loaded, these finders find nothing.
     """
 
     def __init__(self, main: MainModule, types: BtfTypes, symbols: Symbols) -> None:
@@ -449,7 +449,7 @@ class Finders:
         self._records: list[dict[str, str]] = []
 
     def register(self, prog: Program) -> None:
-        """Register the finders with drgn, behind all that the program has."""
+        """Register the finders with drgn, after all finders that the program has."""
         prog.cache[NAME] = self
         standby = standby_of(prog)
         if standby is not None:
@@ -522,7 +522,7 @@ class Finders:
         try:
             yield refused
         finally:
-            # Compare by identity, as two empty ones are equal.
+            # Compare by identity, as two empty dicts are equal.
             self._records = [it for it in self._records if it is not refused]
 
     def _refuse(self, name: str, error: Exception) -> None:

@@ -397,7 +397,7 @@ def _possible_swapfiles(
     else:
         device = {0} if is_exclusive else {0, 2}
     # Linux kernel commit 6c287605fd56 ("mm: remember exclusively mapped anonymous pages
-    # with PG_anon_exclusive") (in v5.19) adds one for pages that migrate.
+    # with PG_anon_exclusive") (in v5.19) adds a type for pages that migrate.
     migration = (3 if is_exclusive else 2) * has("migrate_pages")
     poison = int(has("memory_failure"))
     return {

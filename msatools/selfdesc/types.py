@@ -110,7 +110,7 @@ class BtfTypes:
         """Find a type by its name; ``None`` if not found.
 
         :raises AmbiguousError: if different types have the name
-        :raises BtfError: if the blob is damaged there
+        :raises BtfError: if a type of that name is damaged
         """
         # Most lookups are repeated: with each sample of a running kernel.
         key = name, kinds if isinstance(kinds, TypeKindSet) else frozenset(kinds)
@@ -227,9 +227,9 @@ class BtfTypes:
         return self.type(ids[0])
 
     def type(self, type_id: int) -> Type:
-        """Return the type of an ID.
+        """Return drgn's type for the ID of a type in BTF.
 
-        :raises BtfError: if the blob is damaged there
+        :raises BtfError: if that type is damaged
         """
         made = self._types.get(type_id)
         if made is None:
@@ -560,7 +560,7 @@ class Declarations(Mapping[str, tuple[Declaration, ...]]):
 
 
 FUNCTIONS = frozenset({"vmemmap_populate"})
-"""Functions that older BTF (5.10) lacks. They get a dummy type, as none is needed."""
+"""Functions that older BTF (5.10) lacks. Callers need no type, so it is a dummy."""
 
 _VARIABLES = Path(__file__).with_name("globals.txt")
 """File of the declarations; it describes its own format."""
