@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What several domains ask of a kernel, each thing read in one place.
+"""Reads of kernel data that several domains need, each in one place.
 
-``reader`` and ``structs`` read memory, ``walks`` goes along lists and trees, ``report``
-has losses and what all reports have; the others are named as the kernel's own: slab,
-files, pids, percpu, clocks, mm, code.
+``reader`` and ``structs`` read memory, ``walks`` walks lists and trees, ``report`` has
+losses and the header of all reports; the other modules are named after what they read:
+slab, files, pids, percpu, clocks, mm, code.
 """
 
 __all__ = (

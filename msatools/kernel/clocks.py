@@ -2,7 +2,7 @@
 
 """The kernel's clocks: jiffies, timekeeper, run queues' clocks; the load average.
 
-Also which optional accounting of tasks the kernel has switched on.
+Also the switches of optional accounting of tasks.
 """
 
 import struct
@@ -34,9 +34,9 @@ class Jiffies(Struct, frozen=True):
     """CLOCK_MONOTONIC at the last update of the count."""
 
     def time_ns(self, count: int) -> int | None:
-        """Return CLOCK_MONOTONIC when jiffies reached a count; ``None`` if impossible.
+        """Return CLOCK_MONOTONIC when jiffies is *count*; ``None`` if impossible.
 
-        :param count: Any value of an unsigned long with jiffies, past or future.
+        :param count: A count of jiffies, past or future, modulo ``2**64``.
         """
         ahead = (count - self.count) & _U64_MAX
         if ahead > _U64_MAX >> 1:
@@ -45,7 +45,7 @@ class Jiffies(Struct, frozen=True):
         return moment if moment > 0 else None
 
     def past_ns(self, count: int) -> int | None:
-        """Return :meth:`time_ns` of a past count; ``None`` of another."""
+        """Return :meth:`time_ns`; ``None`` if that is later than the last update."""
         moment = self.time_ns(count)
         return moment if moment is not None and moment <= self.updated_ns else None
 
@@ -59,7 +59,7 @@ def read_jiffies(prog: drgn.Program) -> Jiffies:
     :raises drgn.FaultError: if they cannot be read
     :raises MissingError: if the kernel has no such variables
     """
-    # The jiffies clock source has the length of a tick (kernel/time/jiffies.c).
+    # One cycle of the jiffies clock source is a tick (kernel/time/jiffies.c).
     clock = find_variable(prog, "clocksource_jiffies")
     return Jiffies(
         tick_ns=clock.mult.value_() >> clock.shift.value_(),
@@ -72,21 +72,21 @@ def read_jiffies(prog: drgn.Program) -> Jiffies:
 
 
 _TRIES = 4
-"""How often a structure is read that the kernel changes meanwhile."""
+"""Maximum number of reads of a structure that the kernel changes during the read."""
 
 _PAUSE_S = 0.002
-"""Seconds until the next try: the CPU that changes it may be one of a virtual machine
-that does not run just now."""
+"""Seconds between these reads: the CPU that changes the structure may be a virtual one
+that is not running."""
 
 
 class Update(NamedTuple):
     """The last update of the timekeeper, at each tick unless all CPUs are idle."""
 
     monotonic_ns: int
-    """CLOCK_MONOTONIC then."""
+    """CLOCK_MONOTONIC at the update."""
 
     cycle: int
-    """The hardware counter of the clock source then."""
+    """Hardware counter of the clock source at the update."""
 
     source: int
     """Address of the clock source, a ``struct clocksource``."""
@@ -106,7 +106,7 @@ class _Timekeeper(NamedTuple):
 
 
 def last_update(reader: Reader, losses: LossLog) -> Update | None:
-    """Return the last update; ``None`` if it cannot be read."""
+    """Read the last update; ``None`` if it is unreadable or was under way."""
     if reader.is_live:
         return _last_update(reader, losses)
     return reader.once(Update, lambda: _last_update(reader, losses))
@@ -174,7 +174,7 @@ def _timekeeper_core(prog: drgn.Program) -> drgn.Object:
         return find_variable(prog, "tk_core")
     try:
         # An array since there are auxiliary clocks (v6.17); the first is the system's.
-        # The symbol is enough: finding out the length of the array takes long.
+        # Found as a symbol, as a variable's lookup also derives the array's length.
         symbol = find_symbol(prog, "timekeeper_data")
     except MissingError:
         symbol = find_symbol(prog, "tk_core")
@@ -209,7 +209,7 @@ class Clocks(Struct, frozen=True):
     """The local clock minus CLOCK_MONOTONIC; ``None`` if unknown."""
 
     behind_ns: Nanoseconds
-    """``rq->clock`` minus ``rq->clock_task``, by CPU."""
+    """``rq->clock`` minus ``rq->clock_task``, by CPU number; 0 if unknown."""
 
     @property
     def monotonic_ns(self) -> int | None:
@@ -219,7 +219,7 @@ class Clocks(Struct, frozen=True):
         return self.local_ns - self.monotonic_offset_ns
 
     def task_clock_ns(self, cpus: npt.NDArray[np.uint32]) -> Nanoseconds:
-        """Return the task clock of each CPU; the local clock if there is no such CPU.
+        """Return ``clock_task`` of each CPU; the local clock if there is no such CPU.
 
         :return: Shape ``(len(cpus),)``.
         """
@@ -244,11 +244,11 @@ class _Queues(NamedTuple):
 
 
 def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
-    """Read the clocks; a CPU whose run queue cannot be read costs a note.
+    """Read the clocks; a run queue that cannot be read is noted as a loss.
 
     :raises MissingError: if no run queue can be found at all
     """
-    # One read per CPU and no numpy arrays, for the sake of queries of one thread.
+    # One read per CPU and no numpy arrays, so that a query of one thread is fast.
     queues = reader.once(_Queues, lambda: _queues(reader, losses))
     behind = [0]
     length = latest = 0
@@ -294,11 +294,11 @@ def _queues(reader: Reader, losses: LossLog) -> _Queues:
 def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
     """Return the local clock minus CLOCK_MONOTONIC, in ns; ``None`` if unknown.
 
-    Where both are of one hardware counter, they are compared at the last update of
-    CLOCK_MONOTONIC: NTP corrects that one only, by minutes in a year. On x86 with
+    If both follow one hardware counter, they are compared at the last update of
+    CLOCK_MONOTONIC, as NTP corrects only that clock, by minutes in a year. On x86 with
     another clock source, or as a guest whose hypervisor provides the local clock, the
-    difference is that which the kernel keeps (kernel/sched/clock.c): exact while the
-    local clock is unstable, else of when the kernel found it to be stable.
+    kernel's ``__gtod_offset`` is returned (kernel/sched/clock.c): exact while the local
+    clock is unstable, else as of when the kernel last found the clock stable.
     """
     try:
         address = reader.once(monotonic_offset, lambda: _gtod_offset(reader.prog))
@@ -318,7 +318,7 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
 
 
 class _TscClock(NamedTuple):
-    """Where the kernel has how the local clock follows from the TSC of x86."""
+    """Location of the scales by which the local clock is computed from the TSC (x86)."""
 
     address: int
     """Address of a ``struct cyc2ns``: two scales, of which one is in use."""
@@ -355,7 +355,7 @@ class _TscClock(NamedTuple):
 
 
 def _offset_by_tsc(reader: Reader, losses: LossLog) -> int | None:
-    """Compare the clocks at a value of the TSC; ``None`` if they do not follow it."""
+    """Return the offset by the TSC; ``None`` if a clock uses another counter."""
     tsc = reader.once(_TscClock, lambda: _tsc_clock(reader, losses))
     update = tsc and last_update(reader, losses)
     if tsc is None or update is None or update.source not in tsc.sources:
@@ -364,18 +364,18 @@ def _offset_by_tsc(reader: Reader, losses: LossLog) -> int | None:
 
 
 def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
-    """Find how the local clock follows from the TSC (arch/x86/kernel/tsc.c).
+    """Find how the local clock is computed from the TSC (arch/x86/kernel/tsc.c).
 
-    :return: ``None`` if it does not: the TSC is unstable, or a hypervisor's clock is
+    :return: ``None`` if it is not: the TSC is unstable, or a hypervisor's clock is
         used instead.
-    :raises drgn.FaultError: if it cannot be read
+    :raises drgn.FaultError: if the parameters cannot be read
     """
     prog = reader.prog
     try:
         # A static key, which begins with its enable count.
         stable = find_symbol(prog, "__sched_clock_stable").address
-        # "x86/paravirt: Switch time pvops functions to use static_call()" (in v5.13);
-        # the function is the key's first member.
+        # A static call since "x86/paravirt: Switch time pvops functions to use
+        # static_call()" (in v5.13); its key's first member is the function in use.
         call = find_symbol(prog, "__SCK__pv_sched_clock").address
         native = find_symbol(prog, "native_sched_clock").address
         sources = frozenset(
@@ -414,7 +414,7 @@ def _tsc_clock(reader: Reader, losses: LossLog) -> _TscClock | None:
 
 
 def _gtod_offset(prog: drgn.Program) -> int | None:
-    """Find the address of the variable; ``None`` if the kernel lacks it."""
+    """Find the address of ``__gtod_offset``; ``None`` if the kernel lacks it."""
     try:
         address: int | None = find_variable(prog, "__gtod_offset").address_
         return address
@@ -424,11 +424,11 @@ def _gtod_offset(prog: drgn.Program) -> int | None:
 
 def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
     """
-    Compare the clocks at a value of the counter that both are of.
+    Return the offset by the hardware counter that both clocks follow.
 
-    kernel/time/sched_clock.c, with CONFIG_GENERIC_SCHED_CLOCK.
+    The local clock is that of kernel/time/sched_clock.c (CONFIG_GENERIC_SCHED_CLOCK).
 
-    :return: ``None`` if they are not, or the kernel has no such clock.
+    :return: ``None`` if the kernel lacks that clock, or the counters seem to differ.
     :raises drgn.FaultError: if the clock cannot be read
     """
     prog = reader.prog
@@ -441,16 +441,16 @@ def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
         return None
     data = reader.read(symbol.address, drgn.sizeof(type_))
     clock = drgn.Object.from_bytes_(prog, type_, data)
-    # A latch: the kernel changes the one that is not in use. A seqcount_t of its own
-    # since v5.10.
+    # A latch (seqcount_latch_t since v5.10): the kernel changes the copy that the
+    # sequence number does not select.
     now = clock.read_data[clock.seq.seqcount.sequence & 1]
     mask = now.sched_clock_mask.value_()
-    # The update may be before the epoch.
+    # Signed, as the timekeeper's update may be before the epoch.
     cycles = (update.cycle - now.epoch_cyc.value_()) & mask
     if cycles > mask >> 1:
         cycles -= mask + 1
     passed = cycles * now.mult.value_() >> now.shift.value_()
-    # The epoch moves on before the counter can wrap around.
+    # The kernel renews the epoch before the counter wraps: this is another counter.
     if abs(passed) > 2 * clock.wrap_kt.value_():
         return None
     difference: int = now.epoch_ns.value_() + passed - update.monotonic_ns
@@ -461,7 +461,7 @@ def _offset_by_counter(reader: Reader, losses: LossLog) -> int | None:
 
 
 def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | None:
-    """Read the load averages over 1, 5 and 15 minutes; ``None`` if lost."""
+    """Read the load averages over 1, 5 and 15 minutes; ``None`` if unreadable."""
     try:
         return ask(loadavg, prog)
     except LOST as error:
@@ -469,7 +469,7 @@ def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | No
         return None
 
 
-# --- Which optional accounting of tasks the kernel has switched on.
+# --- The switches of the kernel's optional accounting of tasks.
 #
 # A switch shows only the present state: a counter may hold what was counted before it
 # was switched off, and lack what happened before it was switched on.
@@ -491,19 +491,20 @@ class Accounting(Struct, frozen=True):
     has no such statistics, or if the switch cannot be read."""
 
     delayacct: bool | None
-    """Whether delay accounting is on (kernel/delayacct.c); ``None`` likewise."""
+    """Whether delay accounting is on (kernel/delayacct.c); ``None`` if the kernel lacks
+    it, or if the switch cannot be read."""
 
     irq_time: bool
-    """Whether interrupt time is kept apart from the time of the interrupted tasks
-    (IRQ_TIME_ACCOUNTING): then no task's CPU time includes it."""
+    """Whether a task's CPU time excludes the interrupts that it was interrupted by
+    (IRQ_TIME_ACCOUNTING)."""
 
     precise_cputime: bool
-    """Whether some CPUs, those of nohz_full, split user from system time exactly and
-    not by ticks (VIRT_CPU_ACCOUNTING_GEN)."""
+    """Whether some CPUs, those of nohz_full, measure user and system time exactly, not
+    by ticks (VIRT_CPU_ACCOUNTING_GEN)."""
 
     stable_clock: bool
-    """Whether all CPUs share one clock; else each follows its own ticks
-    (kernel/sched/clock.c)."""
+    """Whether all CPUs share one clock; else each CPU's clock is corrected at its own
+    ticks (kernel/sched/clock.c)."""
 
 
 class AccountingReader:
@@ -511,24 +512,24 @@ class AccountingReader:
 
     def __init__(self, prog: drgn.Program) -> None:
         self._prog = prog
-        # The member shows whether the kernel was built with it: the first lookup of a
-        # symbol that does not exist is slow.
+        # The member exists with IRQ_TIME_ACCOUNTING only. It is looked up first, as the
+        # first lookup of a symbol that does not exist is slow.
         has_irq_time = find_type(prog, "struct rq").has_member("prev_irq_time")
         self._schedstats = _find(prog, "sched_schedstats")
-        # Linux kernel commit 0cd7c741f01d ("delayacct: Add sysctl to enable at
-        # runtime") (in v5.14) has the key follow the variable; before, the variable
-        # alone is always there.
+        # The variable exists in all versions. Linux kernel commit 0cd7c741f01d
+        # ("delayacct: Add sysctl to enable at runtime") (in v5.14) added a static key
+        # that is set together with it.
         self._delayacct = _find(prog, "delayacct_on")
         # A static key for a while: Linux kernel commit 8722903cbb8f ("sched: Define
         # sched_clock_irqtime as static key") until f3fa0e40df17 (both in v6.14).
         self._irq_time = _find(prog, "sched_clock_irqtime") if has_irq_time else None
-        # Linux kernel commit 74c578759f15 ("context_tracking: Rename
+        # Renamed by Linux kernel commit 74c578759f15 ("context_tracking: Rename
         # context_tracking_is_enabled() => context_tracking_enabled()") (in v5.5)
         self._precise = _find(prog, "context_tracking_key", "context_tracking_enabled")
         self._stable = _find(prog, "__sched_clock_stable")
 
     def read(self, losses: LossLog) -> Accounting:
-        """Read all switches; one that cannot be read costs a note."""
+        """Read all switches; one that cannot be read is noted as a loss."""
         stable = self._switch(self._stable, losses)
         return Accounting(
             schedstats=self._switch(self._schedstats, losses),
@@ -542,8 +543,8 @@ class AccountingReader:
     def _switch(self, switch: _Switch | None, losses: LossLog) -> bool | None:
         """Read a switch; ``None`` if the kernel lacks it or it cannot be read.
 
-        Each is an int, or begins with one: the enable count of a ``struct static_key``.
-        So no type is needed.
+        No type is needed: each switch is an int, or begins with one, the enable count
+        of a ``struct static_key``.
         """
         if switch is None:
             return None
@@ -556,7 +557,7 @@ class AccountingReader:
 
 
 def read_accounting(prog: drgn.Program, losses: LossLog) -> Accounting:
-    """Read all switches once; one that cannot be read costs a note."""
+    """Read all switches once; one that cannot be read is noted as a loss."""
     return AccountingReader(prog).read(losses)
 
 

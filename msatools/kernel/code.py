@@ -38,13 +38,13 @@ from msatools.selfdesc.load import (
 
 
 def has_function(prog: drgn.Program, name: str) -> bool:
-    """Return whether the kernel has a function of that name."""
+    """Return whether the kernel has a symbol, such as a function, of that name."""
     return _look_up(prog, name) is not None
 
 
 def function_name(prog: drgn.Program, address: int) -> str:
-    """Return the name of the symbol that contains an address; the address in hex if
-    not found."""
+    """Return the name of the symbol that contains an address, without a suffix such as
+    ``.isra.0``; the address in hex if not found."""
     return _look_up(prog, address) or hex(address)
 
 
@@ -77,10 +77,10 @@ def kernel_symbol(prog: drgn.Program, name: str) -> int:
 
 def _relocated(prog: drgn.Program, address: int) -> int:
     """
-    Return the address of a symbol of debug info where the kernel runs.
+    Return the run-time address of a symbol of debug info.
 
-    drgn leaves the symbols of the section .brk, such as _end, where they were linked if
-    debug info is in the file of the kernel itself, as in a kernel of one's own build.
+    drgn does not relocate symbols of the section .brk, such as _end, if debug info is
+    in the kernel's own file (a vmlinux that was not stripped).
     """
     module = main_module(prog)
     ranges, bias = module.address_ranges or (), module.debug_file_bias or 0
@@ -105,7 +105,7 @@ class SortedSymbols:
         self, symbols: Sequence[drgn.Symbol], bounds: Sequence[tuple[int, int]]
     ) -> None:
         """
-        :param bounds: Start and end of each range.
+        :param bounds: Start and end (exclusive) of each range.
         """
         addresses = np.array([symbol.address for symbol in symbols], np.uint64)
         inside = np.zeros(len(symbols), np.bool_)
@@ -154,7 +154,7 @@ class CodeModules:
         self._tree: _Tree | None = None
         self._is_ready = False
         self.is_complete = True
-        """Whether each look-up so far could be answered."""
+        """Whether every :meth:`find` so far was certain to find an existing module."""
 
     def find(self, address: int) -> LoadedModule | None:
         """Find the module that contains an address; ``None`` if not found."""
@@ -203,7 +203,7 @@ class CodeModules:
             self.is_complete = False
             return
         try:
-            # With CONFIG_MODULES_TREE_LOOKUP, copy tracing and perf need.
+            # With CONFIG_MODULES_TREE_LOOKUP, which perf and tracing need.
             self._tree = _Tree(self._reader)
         except MissingError:
             self.is_complete = False
@@ -274,14 +274,13 @@ class _Tree:
 
 
 def module_area(prog: drgn.Program) -> tuple[int, int]:
-    """Return the first and the last address that any module has had so far; 0 if lost.
+    """Return the lowest start and the highest end of modules' memory so far.
 
-    ``mod_tree`` has the lowest and the highest (kernel/module/main.c).
+    ``mod_tree`` records both (kernel/module/main.c). They are 0 if unreadable.
     """
     try:
         with drgn_lookups:
             tree = find_variable(prog, "mod_tree")
-            # addr_max is inclusive; damage may make it the highest address: no + 1.
             return tree.addr_min.value_(), tree.addr_max.value_()
     except LOST:
         return 0, 0
@@ -289,7 +288,7 @@ def module_area(prog: drgn.Program) -> tuple[int, int]:
 
 # --- Names of code that the kernel generates while it runs, as in /proc/kallsyms.
 #
-# It is outside the kernel and its modules, and the kernel lists it with its addresses:
+# This code is outside the kernel and its modules. The kernel keeps lists of it:
 #
 # - compiled BPF programs, their trampolines and dispatchers (kernel/bpf/core.c,
 #   bpf_kallsyms; since "bpf: Add name to struct bpf_ksym" and the commits around it, in
@@ -302,10 +301,10 @@ def module_area(prog: drgn.Program) -> tuple[int, int]:
 
 
 MAX_BYTES = 1 << 21
-"""Maximum size of a program's code: several share a page of this size."""
+"""Maximum size in bytes of a piece of code: BPF programs share pages of this size."""
 
 _NAME_BYTES = 128
-"""Bytes of a name that are read, as a program's has at most 16 beside its tag."""
+"""Bytes of a name to read; a longer one, of a program with BTF, is cut off."""
 
 _SAVE_REGS = 1 << 2
 """FTRACE_OPS_FL_SAVE_REGS (include/linux/ftrace.h)."""
@@ -329,11 +328,11 @@ class GeneratedSymbol(NamedTuple):
     """What /proc/kallsyms has in place of a module: ``bpf``, ``__builtin__ftrace``."""
 
     template: int = 0
-    """Address of the code that it is a copy of, at least at its start; 0 if of none."""
+    """Address of the code of which this one begins with a copy; 0 if it is no copy."""
 
 
 class GeneratedCode:
-    """Generated code by address; the lists are read when the first is asked for."""
+    """Generated code by address; the first lookup reads the kernel's lists."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -393,8 +392,8 @@ class GeneratedCode:
         prog = self._reader.prog
         try:
             pages = offset_of(find_type(prog, "struct kprobe_insn_cache"), "pages")
-            # Its type is private to a file that BTF may not have; the members before
-            # the slots have not changed since 4a2bb6fcc80e (v3.13): list, insns.
+            # BTF may lack the type of a page, which is private to kernel/kprobes.c. Its
+            # first members, list and insns, are the same since 4a2bb6fcc80e (v3.13).
             node, start = _page_members(self._reader)
         except MissingError:
             return  # without kprobes
@@ -456,11 +455,12 @@ def stack_trace(
 ) -> drgn.StackTrace | None:
     """Return the stack of a task; ``None`` if drgn cannot unwind it.
 
-    The reports that are under way count damaged unwind tables as a loss. It is no loss
-    that a running task of a live kernel has no registers.
+    Damaged unwind tables are a loss of every report under way. A running task of a live
+    kernel has no registers to unwind from; that is no loss.
 
     :param task: ``struct task_struct *``, or its address
-    :param losses: Counts a stack that cannot be read, unless the caller does.
+    :param losses: Where to count a stack that cannot be read; ``None`` if the caller
+        counts it.
     """
     if isinstance(task, int):
         task = pointer_to(prog, "struct task_struct", task)

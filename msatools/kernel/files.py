@@ -42,7 +42,7 @@ from msatools.selfdesc.find import (
 
 
 MAX_OPEN = 1 << 20
-"""Maximum number of descriptors read of one table: NR_OPEN's default."""
+"""Maximum number of descriptors read of one table: the default of ``fs.nr_open``."""
 
 
 _TASK: Members = {"files": ("files",)}
@@ -59,7 +59,7 @@ until it has many files open."""
 
 _TABLE_TYPE = "struct fdtable"
 _PART = 1 << 21
-"""Number of descriptors that are read at once; the tables of processes have fewer."""
+"""Number of descriptors to read at once; all processes together usually have fewer."""
 
 _TABLE: Members = {"size": ("max_fds",), "files": ("fd",)}
 
@@ -130,7 +130,12 @@ class Descriptors:
     def all_files(
         self, tables: DescriptorTables, row: int, limit: int = MAX_OPEN
     ) -> Addresses:
-        """Read a whole table: the ``struct file`` by descriptor, 0 if not open."""
+        """Read a whole table: the ``struct file`` by descriptor, 0 if not open.
+
+        :param row: Row in *tables*.
+        :param limit: Maximum number of descriptors to read, from 0 on.
+        :return: Empty if the table is empty or unreadable.
+        """
         count = min(int(tables.size[row]), limit)
         if not count:
             return np.empty(0, np.uint64)
@@ -143,9 +148,9 @@ class Descriptors:
             return np.empty(0, np.uint64)
 
     def by_table(self, tasks: Addresses) -> Iterator[tuple[list[int], Addresses]]:
-        """Read the tables of tasks, each once.
+        """Yield the tables of tasks, each once.
 
-        :return: The rows of the tasks that share it, and the ``struct file`` by
+        :return: The rows of the tasks that share the table, and the ``struct file`` by
             descriptor, 0 if not open.
         """
         tables = self.tables(tasks)
@@ -157,9 +162,9 @@ class Descriptors:
             yield rows, self.all_files(tables, rows[0])
 
     def read_files(self, files: Addresses, columns: Iterable[str] = _OPEN) -> Structs:
-        """Read some ``struct file``, by default all columns of an open file.
+        """Read columns of the ``struct file`` at some addresses.
 
-        :param columns: Keys of :data:`FILE`.
+        :param columns: Keys of :data:`FILE`; by default all but the owner's.
         """
         return self._structs(_FILE_TYPE, _file_members(columns), files)
 
@@ -214,7 +219,7 @@ def _file_addresses(reader: Reader, losses: LossLog) -> Addresses:
     lost += np.count_nonzero(~readable)
     arrays, sizes = tables["files"][readable], tables["size"][readable]
     most = reader.most(8)
-    # The pointers of damaged sizes can be as many as memory holds: a part at a time.
+    # Damaged sizes may add up to all memory: arrays are read in parts.
     parts = np.cumsum(sizes, dtype=np.float64) // _PART
     starts = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
     for start, end in pairwise([*starts, len(sizes)]):
@@ -235,12 +240,12 @@ def _small_tables(
     reader: Reader, holders: Addresses
 ) -> tuple[Addresses, npt.NDArray[np.bool_]]:
     """
-    Read the embedded tables, ``files_struct.fdtab``, of those that still use them.
+    Read the embedded tables, ``files_struct.fdtab``, of the holders that use them.
 
-    Most do, as they never had many files open. The table comes with its holder in one
-    read.
+    Most do, as they never had many files open. Table and holder are read at once.
 
-    :return: The pointers in all of these, and whether each holder uses its own table.
+    :param holders: Addresses of ``struct files_struct``.
+    :return: The pointers in all these tables, and whether each holder uses its own.
     """
     type_ = find_type(reader.prog, _HOLDER_TYPE)
     table, array = (offset_of(type_, name) for name in ("fdtab", "fd_array"))
@@ -282,7 +287,7 @@ class FileTables(Struct, frozen=True):
 
 
 def processes(reader: Reader, losses: LossLog) -> FileTables:
-    """Read all processes, once per reader."""
+    """Read these pointers of all processes, once per reader."""
     return reader.once(processes, lambda: _processes(reader, losses))
 
 
@@ -348,8 +353,8 @@ _ERR_PTRS = (1 << 64) - 4095
 
 NAME_MAX = 255
 _INLINE = ("d_shortname.string", "d_iname")
-"""The buffer for short names within the entry. "dcache: back inline names with a
-struct-wrapped array of unsigned long" (in v6.14)"""
+"""The buffer for short names within the entry: the first since "dcache: back inline
+names with a struct-wrapped array of unsigned long" (in v6.14)."""
 
 _DELETED = " (deleted)"
 
@@ -362,7 +367,7 @@ _DENTRY = {
 }
 _OF_SUPER_BLOCK: Members = {
     # Linux kernel commit 09a1b33c080f ("preparations to taking MNT_WRITE_HOLD out of
-    # ->mnt_flags") (in v6.18) has a pointer to the first mount, no list head.
+    # ->mnt_flags") (in v6.18) replaced the list of mounts by pointers to the next.
     "next": ("mnt_next_for_sb", "mnt_instance.next"),
     "space": ("mnt_ns",),
 }
@@ -429,8 +434,8 @@ class Paths(Struct, dict=True):
     def mount_of(self, super_block: int) -> int:
         """Find a mount of a file system; 0 if it has none.
 
-        It is the oldest in the mount namespace of the init task; else the oldest in any
-        namespace; else one internal to the kernel, which may have another path or none.
+        This is the oldest in the mount namespace of the init task; else the oldest in
+        any namespace; else one internal to the kernel, which may have no path.
 
         :return: Address of the ``struct vfsmount``.
         """
@@ -513,7 +518,7 @@ class Paths(Struct, dict=True):
             return
 
     def _read(self, walks: list["_PathWalk"]) -> None:
-        """Read the current entry and mount of each walk, each once."""
+        """Read the current entries and mounts of all walks, each once."""
         mounts = {walk.mount for walk in walks} - self._mounts.keys() - {0}
         if mounts:
             self._read_mounts(_addresses(mounts))

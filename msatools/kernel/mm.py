@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Physical memory as a whole: zones, counters, swap, the kernel's page tables."""
+"""Physical memory as a whole: nodes, zones, counters, swap, kernel page tables."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -74,7 +74,7 @@ def online_nodes(prog: drgn.Program, losses: LossLog) -> list[drgn.Object]:
 
 
 def populated_zones(nodes: list[drgn.Object]) -> Iterator[Zone]:
-    """Yield the zones that have memory."""
+    """Yield the zones that have present pages, of nodes (``struct pglist_data``)."""
     for pgdat in nodes:
         for number, zone in enumerate(pgdat.node_zones):
             present = zone.present_pages.value_()
@@ -101,8 +101,10 @@ def spanning(
     """
     Return the zones that a range of pfns overlaps.
 
-    :param places: Node and zone number from the flags of their struct pages. In holes
-        at the end of memory they may be those of a distant zone, or of no zone.
+    :param places: Node and zone number from the flags of the range's struct pages. In
+        holes at the end of memory they may name a distant zone, or none.
+    :param zones: Zones by node and number.
+    :param end_pfn: End of the range (exclusive).
     """
     candidates = (zones[place] for place in sorted(places) if place in zones)
     return [z for z in candidates if z.start_pfn < end_pfn and z.end_pfn > start_pfn]
@@ -200,7 +202,7 @@ def pages_allocated(prog: drgn.Program) -> list[str]:
 
 
 def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
-    """Return an enum's names in order, up to the enumerator that is their count."""
+    """Return an enum's names by ascending value, without *end*, which counts them."""
     names: dict[int, str] = {}
     count = 0
     for name, value in enumerators(prog, enum).items():

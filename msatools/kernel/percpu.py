@@ -25,7 +25,7 @@ from msatools.selfdesc.find import find_type, find_variable
 
 
 _POSSIBLE = "msatools.possible CPUs"
-"""Key of the program's cache."""
+"""Key of the possible CPUs in ``prog.cache``."""
 
 Masks = npt.NDArray[np.bool_]
 """One row per mask, one column per CPU ID."""
@@ -82,11 +82,11 @@ def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
 
 
 def with_stopped(online: Cpus, active: Cpus) -> Cpus:
-    """Return the CPUs that are online, and those that a crash took out of that mask.
+    """Return the CPUs that are online, and those that were until the kernel panicked.
 
-    A kernel that panics without kdump, and newer ones of arm64 with it, too, clear the
-    bit of each CPU that it stops (stop_this_cpu(), ipi_cpu_crash_stop()). They stay
-    active, while a CPU that is plugged out is inactive first.
+    A panic without kdump, and with newer kernels of arm64 also one with kdump, clears
+    the online bit of each CPU that is stopped (stop_this_cpu(), ipi_cpu_crash_stop()),
+    not its active bit. A CPU that is unplugged becomes inactive before it is offline.
     """
     return online if online == active else tuple(sorted({*online, *active}))
 
@@ -104,9 +104,9 @@ def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
 def _masks_at_once(reader: Reader, *names: str) -> tuple[Cpus, ...] | None:
     """Read some of the kernel's own masks with one read; ``None`` if it fails.
 
-    They lie side by side (kernel/cpu.c), and each query of a thread reads them.
+    The masks lie side by side (kernel/cpu.c), and each query of one thread reads them.
 
-    :raises MissingError: if their type is unknown
+    :raises MissingError: if the masks' type is unknown
     """
     places = reader.once(
         (_masks_at_once, names),
@@ -136,7 +136,7 @@ def try_mask(
 ) -> Cpus | None:
     """Read a mask; ``None``, with a note, if it cannot be read.
 
-    :param place: Finds the mask's address; 0 if it is not allocated: then it is empty.
+    :param place: Returns the mask's address; 0 if none is allocated, an empty mask.
     :param what: What the mask is called in the note.
     """
     try:
@@ -167,9 +167,9 @@ def is_pointer(type_: drgn.Type) -> bool:
 
 
 def mask_at(reader: Reader, address: int) -> Cpus:
-    """Read one mask.
+    """Read the ``struct cpumask`` at *address*.
 
-    :raises drgn.FaultError: if it cannot be read
+    :raises UNREADABLE: if it cannot be read, or ``nr_cpu_ids`` is lost
     """
     count = _id_count(reader)
     return _cpus_in(reader.read(address, _bytes_for(count)), count)
@@ -186,9 +186,9 @@ def masks_at(
 ) -> tuple[Masks, npt.NDArray[np.bool_]]:
     """Read many masks.
 
-    :return: The masks, shape ``(len(addresses), nr_cpu_ids)``, and whether each could
-        be read, shape ``(len(addresses),)``; one that could not is empty. NULL is not
-        readable; no mask is if ``nr_cpu_ids`` is lost.
+    :return: The masks, shape ``(len(addresses), nr_cpu_ids)``, and whether each is
+        readable, shape ``(len(addresses),)``; an unreadable mask is empty. NULL is
+        unreadable. If ``nr_cpu_ids`` is lost, all are, and the shape is (…, 1).
     """
     try:
         count = _id_count(reader)
@@ -204,7 +204,7 @@ def masks_at(
 def different_masks(
     raw: npt.NDArray[np.void], prog: drgn.Program
 ) -> tuple[Masks, npt.NDArray[np.intp]]:
-    """Decode many masks most of which are alike, such as those of all tasks.
+    """Decode many masks of which few differ, such as those of all tasks.
 
     :param raw: The masks as they lie in memory, :func:`mask_bytes` each.
     :return: Each distinct mask once, and for each of *raw* the row of its mask.
@@ -237,19 +237,19 @@ def _bytes_for(count: int) -> int:
 
 
 def _id_count(reader: Reader) -> int:
-    # It is fixed at boot.
+    # Read once, as it is fixed at boot.
     return reader.once(cpu_numbers, lambda: cpu_numbers(reader.prog))
 
 
 def cpu_numbers(prog: drgn.Program) -> int:
-    """Return ``nr_cpu_ids``, the number of CPU IDs, some of which may have no CPU.
+    """Return ``nr_cpu_ids``, the highest possible CPU ID plus 1.
 
     :raises UNREADABLE: if it cannot be read, or is impossible
     """
     try:
         count = int(find_variable(prog, "nr_cpu_ids").value_())
     except MissingError:
-        # Not a variable where NR_CPUS is 1.
+        # No variable if NR_CPUS is 1.
         return 1
     # A mask has NR_CPUS bits.
     if not 0 < count <= 8 * drgn.sizeof(find_type(prog, "struct cpumask")):
@@ -298,7 +298,7 @@ class PerCpu(Struct, frozen=True):
 def read_percpu(reader: Reader, losses: LossLog) -> PerCpu:
     """Find the offsets of all CPUs, once per reader.
 
-    A CPU whose offset cannot be read costs a note, and is left out.
+    A CPU whose offset cannot be read is noted as a loss, and left out.
     """
     return reader.once(PerCpu, lambda: _read(reader.prog, losses))
 
@@ -314,7 +314,7 @@ def unit_offsets(reader: Reader, cpus: Sequence[int]) -> list[int]:
 
 
 def _read(prog: drgn.Program, losses: LossLog) -> PerCpu:
-    # Its reads count for no report, as those of possible_cpus().
+    # A reader of its own, as in possible_cpus(): the reads are not counted in a report.
     reader = Reader(prog)
     cpus = list(possible_cpus(prog, losses))
     if not cpus:
@@ -363,9 +363,8 @@ def sum_parts(
     """Sum the parts of each counter over all CPUs.
 
     The parts of all counters lie in a few blocks, with the same layout on each CPU: so
-    the reads are a few per CPU, not per counter. A CPU that goes offline adds its parts
-    to the global count and leaves zeros. A part that cannot be read counts as a loss,
-    and as zero.
+    it takes a few reads per CPU, not one per counter. An offline CPU has added its
+    parts to the global count and left zeros. An unreadable part is a loss and zero.
 
     :param parts: Values of the member ``counters``: pointers to per-CPU ``s32``; NULL
         has no parts.

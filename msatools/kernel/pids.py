@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks by PID, lists of tasks, and PID namespaces.
-
-None needs a walk over all tasks.
-"""
+"""Lookup of tasks by PID, walks of task lists that may change, and PID namespaces."""
 
 from collections.abc import Container, Iterable, Iterator
 
@@ -45,7 +42,7 @@ def require_pids(
 
     :param there: PIDs of the tasks that were found.
     :param damaged: Whether data that the search uses could not be read.
-    :param option: The option that requests them.
+    :param option: The option that requests tasks by PID.
     :raises NoSuchPidError: if some were not found
     """
     missing = [pid for pid in pids if pid not in there]
@@ -64,10 +61,10 @@ def find_task(reader: Reader, pid: int) -> int | None:
 
     :return: Address of its ``struct task_struct``, whose PID the caller must compare;
         ``None`` if not found.
-    :raises drgn.FaultError: if something on the way is damaged, or changed meanwhile
+    :raises UNREADABLE: if the IDR is damaged, or changes during the lookup
     """
     tree = reader.once(find_task, lambda: _initial_tree(reader))
-    # The tree itself may have changed.
+    # Its nodes may have changed since the previous lookup.
     tree.forget()
     return tree.linked(pid)
 
@@ -75,7 +72,7 @@ def find_task(reader: Reader, pid: int) -> int | None:
 def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int, int]:
     """Find the threads that have some PIDs in the initial PID namespace.
 
-    Damage on the way to a thread costs a note.
+    Damaged data that hide a thread are noted as a loss.
 
     :return: Addresses of ``struct task_struct`` by PID; no entry for a PID that no
         thread, alive or zombie, has.
@@ -94,7 +91,7 @@ def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int
 
 
 def _initial_tree(reader: Reader) -> "PidTree":
-    # Only the address is kept: the tree itself may have changed.
+    # Only the namespace's address is kept: the tree's nodes may change.
     return PidTree(reader, reader.once("init_pid_ns", lambda: _initial(reader.prog)))
 
 
@@ -105,7 +102,7 @@ def _initial(prog: drgn.Program) -> int:
 
 
 class _PidLayout(Struct, frozen=True):
-    """Offsets of members."""
+    """Offsets of the members that a lookup by PID reads."""
 
     tree: int
     """Offset of the XArray in ``struct pid_namespace``."""
@@ -141,7 +138,7 @@ class PidTree:
     def __init__(self, reader: Reader, namespace: int, level: int = 0) -> None:
         """
         :param namespace: Address of the ``struct pid_namespace``.
-        :param level: Its number of ancestors.
+        :param level: Number of the namespace's ancestors.
         """
         self._layout = reader.once(_PidLayout, lambda: _layout(reader.prog))
         self._number = self._layout.numbers + level * self._layout.upid
@@ -152,7 +149,7 @@ class PidTree:
         """Find the thread with a PID in the initial namespace.
 
         :return: Address of its ``struct task_struct``; ``None`` if not found.
-        :raises UNREADABLE: if something on the way is damaged
+        :raises UNREADABLE: if a structure that leads to the thread is damaged
         """
         task = self.linked(pid)
         if task is not None:
@@ -162,9 +159,9 @@ class PidTree:
         return task
 
     def linked(self, pid: int) -> int | None:
-        """Find the same without reading the thread: the caller must compare its PID.
+        """Do as :meth:`task`, without reading the thread: the caller compares its PID.
 
-        :raises UNREADABLE: if something on the way is damaged
+        :raises UNREADABLE: if a structure that leads to the thread is damaged
         """
         if not 0 < pid < PID_MAX_LIMIT:
             return None
@@ -182,22 +179,22 @@ class PidTree:
         return link - layout.link
 
     def forget(self) -> None:
-        """Read the nodes again when they are needed next."""
+        """Drop the nodes that were read, so that the next lookup reads them again."""
         self._tree.forget()
 
     def count_below(self, end: int) -> int:
         """Count the numbers below *end* that are in use.
 
-        :raises drgn.FaultError: if a part of the tree is damaged
+        :raises UNREADABLE: if a part of the tree is damaged
         """
         return self._tree.count_below(end)
 
 
-# --- Walks of task lists, which on a running kernel change meanwhile.
+# --- Walks of task lists, which change during the walk on a running kernel.
 
 
 _MAX_RESUMED = 256
-"""Maximum number of times that one walk goes back to an entry still on the list."""
+"""Maximum number of times that one walk goes back to a task still on the list."""
 
 
 def changing_list(
@@ -212,7 +209,7 @@ def changing_list(
     first: int | None = None,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read the tasks on a list, one read each, starting from *node* or the first.
+    Yield the tasks on a list, with one read each, from *node* or else the first on.
 
     On a running kernel a task may end between two reads, and its memory be reused for
     another task elsewhere on the list: the walk would skip all tasks in between. So
@@ -235,7 +232,7 @@ def changing_list(
         if node is None:
             (node,) = U64.unpack(reader.read(head, 8))
         if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
-            # There may be very many tasks, and nothing changes.
+            # A faster loop for many tasks: a dump's list does not change.
             read, next_of = reader.read, U64.unpack_from
             while node != head:
                 address = node - offset
@@ -288,7 +285,7 @@ def _resume(reader: Reader, trail: list[int], visited: set[int]) -> int | None:
 
     A node that has left the list has LIST_POISON2 as ``prev``.
 
-    :return: ``None`` if none of them is still on the list.
+    :return: ``None`` if no visited node is still on the list.
     """
     while len(trail) > 1:
         following, previous = LIST_HEAD.unpack(reader.read(trail[-1], LIST_HEAD.size))
@@ -305,7 +302,7 @@ MAX_LEVEL = 32
 """``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
 
 RESERVED_PIDS = 300
-"""A namespace that has reached it reuses no lower PID (include/linux/pid.h)."""
+"""A namespace that has reached this PID reuses no lower one (include/linux/pid.h)."""
 
 _ADDING = 1 << 31
 """``PIDNS_ADDING``, a flag in the count: the namespace still accepts new processes."""
@@ -384,7 +381,7 @@ def _namespace(
 
 
 def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
-    """Read ``pid_max`` where all namespaces share it."""
+    """Read the ``pid_max`` that all namespaces share up to v6.13; ``None`` if lost."""
     try:
         most: int = find_variable(prog, "pid_max").value_()
     except LOST as error:
@@ -407,10 +404,10 @@ def reserved_taken(
 def innermost_numbers(
     reader: Reader, pids: Addresses, losses: LossLog
 ) -> tuple[Addresses, npt.NDArray[np.int64]]:
-    """Find the innermost namespace of each ``struct pid``, and its number there.
+    """Find the innermost namespace of each ``struct pid``, and its PID there.
 
-    :return: Addresses of ``struct pid_namespace``, 0 if it cannot be read; and the
-        numbers, 0 for the initial namespace.
+    :return: Addresses of ``struct pid_namespace``, 0 if unreadable; and the PIDs, 0
+        if that is the initial namespace or the PID is unreadable.
     """
     read = read_structs(reader, "struct pid", _PID, pids, losses)
     levels = read["level"].astype(np.uint64)

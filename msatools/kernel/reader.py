@@ -2,7 +2,7 @@
 
 """Reads of memory in bulk, counted, and tolerant of missing parts.
 
-Also the forms of integers and C strings in memory. All collectors read through
+Also the formats of integers and C strings. All collectors read through
 :class:`Reader`.
 """
 
@@ -29,7 +29,7 @@ PAGE = 4096
 """Bytes of the smallest page."""
 
 MAX_PLAUSIBLE = 1 << 60
-"""Maximum of times and counts that is believed: 36 years in nanoseconds."""
+"""Maximum plausible time in nanoseconds (36 years), and maximum plausible count."""
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -46,7 +46,7 @@ def bit(number: int) -> int:
     Return a word with one bit set.
 
     :param number: From the kernel's types, which may be damaged.
-    :raises DamagedDataError: if a word of 64 bits has no such bit
+    :raises DamagedDataError: if it is not in 0..63
     """
     if not 0 <= number < _WORD_BITS:
         raise DamagedDataError(f"a word has no bit {number}")
@@ -74,8 +74,8 @@ _MAX_SPAN = 256 * 1024
 _BATCH = 1 << 20
 
 _FEW, _FEW_LIVE = 3, 8
-"""Number of records up to which one read each is faster than sorting: of a dump, and of
-/proc/kcore, where the sorting is repeated with each sample."""
+"""Number of records up to which one read each is faster than sorting their addresses:
+of a dump, and of a running kernel, where each sample would sort again."""
 
 _SOME = 48
 """Number of records up to which they are sorted faster in Python than with numpy."""
@@ -88,7 +88,7 @@ MAX_WINDOWS = 1 << 11
 
 MAX_ADDRESS = (1 << 64) - 1
 MAX_READ = 1 << 28
-"""Maximum bytes of a read, more than any structure or table in one piece has."""
+"""Maximum bytes of one read; no structure or contiguous table of a kernel is larger."""
 
 
 def column(records: npt.NDArray[np.uint8], offset: int, size: int = 8) -> Addresses:
@@ -109,14 +109,14 @@ def distinct(words: npt.NDArray[W]) -> npt.NDArray[W]:
 
 
 def first_of_each(ascending: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which of ascending words differ from the one before."""
+    """Return for each of ascending words whether it differs from the one before."""
     first = np.ones(len(ascending), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
     return first
 
 
 class Gap(Struct, frozen=True):
-    """A part of a range that could not be read."""
+    """A part of a range that could not be read: offset in the range, size in bytes."""
 
     offset: int
     size: int
@@ -125,9 +125,9 @@ class Gap(Struct, frozen=True):
 
 def fault_reason(error: drgn.FaultError | DamagedDataError) -> Reason:
     """
-    Return whether a page was left out when the dump was made, or is damaged.
+    Return why a page is missing: left out when the dump was made, or unreadable.
 
-    libkdumpfile says ``Excluded page``; drgn says ``could not find memory
+    libkdumpfile's error says ``Excluded page``; drgn's says ``could not find memory
     segment`` for an address that no segment of the file covers.
     """
     if is_left_out(error) or "could not find" in str(error):
@@ -136,12 +136,12 @@ def fault_reason(error: drgn.FaultError | DamagedDataError) -> Reason:
 
 
 def is_left_out(error: drgn.FaultError | DamagedDataError) -> bool:
-    """Return whether a page was left out by its contents when the dump was made."""
+    """Return whether a page was left out for its kind or contents (makedumpfile -d)."""
     return "xcluded" in str(error)
 
 
 def _memory_bytes(prog: drgn.Program) -> int:
-    """Return the size of memory that can be allocated; beyond any size if unknown."""
+    """Return the bytes of allocatable memory; :data:`MAX_ADDRESS` if unknown."""
     try:
         pages = int(ask(totalram_pages, prog))
     except LOST:
@@ -167,13 +167,13 @@ class Reader:
         self._direct = direct_map(prog)
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return ``find()``, called once for each *key*: lookups of types are slow."""
+        """Return ``find()``, called once per *key*, as lookups of types are slow."""
         if key not in self._known:
             self._known[key] = find()
         return cast(T, self._known[key])
 
     def most(self, size: int) -> int:
-        """Return how many allocated objects of *size* bytes memory can hold."""
+        """Return the maximum number of objects of *size* bytes that memory can hold."""
         return self.once("memory", lambda: _memory_bytes(self.prog)) // size
 
     def read(self, address: int, size: int, *, physical: bool = False) -> bytes:
@@ -213,13 +213,13 @@ class Reader:
         return data
 
     def _read_paged(self, address: int, size: int) -> bytes:
-        """Read vmalloc() memory of a dump."""
+        """Read vmalloc() memory of a dump through page tables that are read once."""
         tables = self._direct.tables
         assert tables is not None
         try:
             return tables.read(address, size, 0, physical=False)
         except UNREADABLE:
-            # Its error says more.
+            # drgn's error says more.
             data: bytes = self.prog.read(address, size)
             return data
 
@@ -227,11 +227,11 @@ class Reader:
         self, addresses: Addresses, sizes: Addresses
     ) -> Iterator[bytes | drgn.FaultError | DamagedDataError]:
         """
-        Read *sizes* bytes at *addresses*, as :meth:`read` does.
+        Read *sizes* bytes at *addresses*, each range as :meth:`read` does.
 
-        It is faster for many pieces of vmalloc() memory, such as stacks.
+        For many ranges of vmalloc() memory, such as stacks, this is faster.
 
-        :return: The bytes of each, or why they cannot be read.
+        :return: The bytes of each range, or the error that :meth:`read` raises.
         """
         places = self._direct.places(addresses, sizes)
         wanted = zip(addresses.tolist(), sizes.tolist(), places, strict=True)
@@ -241,7 +241,7 @@ class Reader:
                 try:
                     data = read(place, size, True)
                 except (*UNREADABLE, OSError):
-                    pass  # it is read again for the error
+                    pass  # read() repeats it and raises the right error
                 else:
                     self.reads += 1
                     self.bytes += size
@@ -262,8 +262,8 @@ class Reader:
         """
         Read *size* bytes as :meth:`read` does, for callers that follow pointers.
 
-        Structures that are linked to each other often lie side by side: so of a dump,
-        which does not change, a whole window is read at once and kept.
+        Linked structures often lie side by side: so a whole window of a dump, which
+        does not change, is read at once and kept.
 
         :raises drgn.FaultError: if any byte of the range cannot be read
         """
@@ -284,7 +284,7 @@ class Reader:
         Read :data:`WINDOW` bytes of a dump, and keep them.
 
         :param start: A multiple of :data:`WINDOW`.
-        :raises drgn.FaultError: if any byte of them cannot be read
+        :raises drgn.FaultError: if any of these bytes cannot be read
         """
         window = self._windows.get(start)
         if window is None:
@@ -384,17 +384,18 @@ class Reader:
         """
         Read an array of 64-bit words at each address, neighbours with one read.
 
-        Damaged counts can have many arrays share their memory. What is beyond *most*
-        counts as unreadable.
+        With damaged counts many arrays may overlap. Arrays that exceed *most* words in
+        total, the shortest first, count as unreadable.
 
         :param counts: Number of words of each array.
-        :param most: Maximum number of words; by default as many as memory can hold.
+        :param most: By default as many words as memory can hold.
         :return: The words of all arrays, for each word the row of its array, and
             whether each array could be read. The words of an array are consecutive;
             the arrays are in no order.
         """
         most = self.most(8) if most is None else most
-        # Absurd counts are the largest ones. As integers their sum could overflow.
+        # Shortest first, so that only absurd counts exceed the limit; summed as floats,
+        # as a sum of integers could overflow.
         order = np.argsort(counts)
         possible = np.empty(len(counts), np.bool_)
         possible[order] = np.cumsum(counts[order], dtype=np.float64) <= most
@@ -519,7 +520,7 @@ class Reader:
 
 
 class _Pieces(NamedTuple):
-    """Pieces of memory that were read."""
+    """Pieces of memory that were read, at any places in one buffer."""
 
     data: bytes
     offsets: npt.NDArray[np.intp]
@@ -529,7 +530,7 @@ class _Pieces(NamedTuple):
     """Row of each piece among the requested addresses."""
 
     def at_each_byte(self, type_: np.dtype[Any]) -> npt.NDArray[Any]:
-        """View *data* as one value of that type per byte offset; they overlap."""
+        """View *data* as overlapping values of a type, one from each byte offset on."""
         count = len(self.data) - type_.itemsize + 1
         return np.ndarray(count, type_, self.data, strides=(1,))
 
@@ -542,10 +543,10 @@ class _Spans(NamedTuple):
     """Index of the first piece of each run, and of the one after its last."""
 
     bases: Addresses
-    """Address of the first piece of each."""
+    """Address of the first piece of each run."""
 
     sizes: Addresses
-    """Bytes of each, to the end of its last piece."""
+    """Bytes of each run, up to its highest end of a piece."""
 
 
 def _spans(addresses: Addresses, sizes: Addresses) -> Iterator[_Spans]:
@@ -582,10 +583,10 @@ def decode_string(data: bytes) -> str:
 
 
 def read_string(reader: Reader, address: int, most: int) -> str:
-    """Read a string of at most *most* bytes.
+    """Read a string of at most *most* bytes, without its zero byte.
 
-    No page after its end is read, as it may be missing. Bytes that are not UTF-8 are
-    escaped.
+    The page after the string's end is not read, as it may be missing. Bytes that are
+    not UTF-8 are escaped.
 
     :raises UNREADABLE: if it cannot be read, or is longer
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the reports of all commands have in common, and the runs that make them.
+"""Base classes of all commands' reports and runs, and the losses in reports.
 
-Losses have a kind each, which says whether it makes a report incomplete; collectors
-note them in a :class:`LossLog`. A command's session makes one report a sample.
+The kind of a loss determines whether it makes a report incomplete. Collectors count
+losses in a :class:`LossLog`. A :class:`Session` makes one report per sample.
 """
 
 import contextlib
@@ -36,8 +36,9 @@ _STEADY = True
 class Loss(str, Enum):
     """A kind of loss; its value is its key in the coverage of reports.
 
-    A steady one makes a report of a running kernel incomplete, too. The others concern
-    tasks, files and pages, which may go away while they are read: that is not a loss.
+    All kinds make the report of a dump incomplete; the steady ones also that of a
+    running kernel. There the others may just be tasks, files or pages that went away
+    while they were read.
     """
 
     is_steady: bool
@@ -85,7 +86,7 @@ class Loss(str, Enum):
     TASKS = "tasks_unreadable", _STEADY
     WAITS = "waits_unreadable"
 
-    # Of locks and who waits.
+    # Of locks and waiters.
     COMPLETIONS = "completions_unreadable"
     DEVICES = "devices_unreadable"
     DISKS = "disks_unreadable"
@@ -101,7 +102,7 @@ class Loss(str, Enum):
     WAITERS = "waiters_unreadable"
     WORKQUEUES = "workqueues_unreadable"
 
-    # Of the dead and what holds them.
+    # Of zombies and what holds them.
     HEIRS = "heirs_unreadable"
     HOLDERS = "holders_unreadable"
     LEAKS = "leaks_lost"
@@ -181,11 +182,11 @@ def spoils(key: str, live: bool) -> bool:
     return key in _STEADY_KEYS if live else is_loss(key)
 
 
-# --- reports
+# --- Logs of losses, and the head of all reports.
 
 
 _LOGS = "msatools.logs"
-"""Key of the program's cache."""
+"""Key in ``prog.cache`` of the list that :func:`logs_of` returns."""
 
 ADDED = Mark("added")
 """
@@ -213,17 +214,17 @@ class LossLog(Struct):
     """Number of reads, and of losses by their key (:class:`Loss`)."""
 
     about: Counter[str] = field(default_factory=Counter)
-    """Number of losses, by the name of the list or the like."""
+    """Number of losses by the *about* of :meth:`lose`, such as the name of a list."""
 
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
-    """Maps a code and a subject to the first such note."""
+    """Maps a code and a subject to the first note with both."""
 
     def note(self, code: str, text: str, subject: str = "") -> None:
-        """Note something, once for each code and subject."""
+        """Add a note, unless there is one with the same code and subject."""
         self.notes.setdefault((code, subject), Note(code, text))
 
     def copy(self) -> "LossLog":
-        """Return a copy of what was gathered so far."""
+        """Return a copy of the counts and notes gathered so far."""
         return LossLog(self.coverage.copy(), self.about.copy(), dict(self.notes))
 
     def reset(self, to: "LossLog") -> None:
@@ -232,14 +233,14 @@ class LossLog(Struct):
         self.coverage, self.about, self.notes = kept.coverage, kept.about, kept.notes
 
     def add(self, other: "LossLog") -> None:
-        """Add what another log gathered."""
+        """Add the counts and notes of another log."""
         self.coverage.update(other.coverage)
         self.about.update(other.about)
         for key, note in other.notes.items():
             self.notes.setdefault(key, note)
 
     def cover(self, other: "LossLog") -> None:
-        """Add what another log has more: both may have lost the same things."""
+        """Merge another log that may count the same losses: keep the larger counts."""
         self.coverage |= other.coverage
         self.about |= other.about
         self.notes = {**other.notes, **self.notes}
@@ -247,13 +248,13 @@ class LossLog(Struct):
     def lose(
         self, loss: str, text: str = "", *, count: int = 1, about: str = ""
     ) -> None:
-        """Count a loss, and note the first of its kind.
+        """Count losses of a kind, and note the first.
 
         :param loss: A :class:`Loss`, or a :func:`struct_key`.
-        :param text: Text of the note; none if the caller notes the loss elsewhere.
-        :param count: How many are lost.
-        :param about: Name that distinguishes it from others of its kind, which get a
-            note each.
+        :param text: Text of the note; empty for no note.
+        :param count: Number of losses; nothing is done if it is 0.
+        :param about: What is lost, such as the name of a list. Each *about* of a kind
+            has its own count and note.
         """
         if not count:
             return
@@ -278,14 +279,14 @@ class LossLog(Struct):
 
 
 def log_of(target: Target) -> LossLog:
-    """Return a log with the losses from opening, which all reports have."""
+    """Return a log with the losses found when the target was opened."""
     losses = LossLog()
     losses.lose(
         Loss.PAGE_DESCRIPTORS,
         "pages lie beyond the end of the file, or have impossible sizes",
         count=target.bad_descriptors,
     )
-    # The head of the report says it.
+    # Without a note: the head of the report shows it.
     losses.lose(Loss.TORN, count=target.torn)
     losses.lose(
         Loss.SYMBOLS,
@@ -305,7 +306,10 @@ def logs_of(prog: Program) -> list[LossLog]:
 
 @contextmanager
 def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
-    """Note the variables whose type was not found meanwhile, and damaged tables."""
+    """Count in *losses* the lookups of types that are refused within the context.
+
+    Within it, :func:`logs_of` returns *losses*, too.
+    """
     logs = logs_of(prog)
     logs.append(losses)
     try:
@@ -387,7 +391,7 @@ _CALLS = b"syscr:"
 
 
 class ReadCost:
-    """Counts reads since it was made, or since the previous count."""
+    """Counts reads since its construction, or since the previous :meth:`reads`."""
 
     def __init__(self, reader: Reader, of_file: bool) -> None:
         """
@@ -466,7 +470,7 @@ class Session(Generic[R]):
     def delta(self, previous: R, current: R) -> R:
         """Return the current report with the changes since the previous one.
 
-        Unless a command overrides it, that is only the time between them.
+        Unless a command overrides this method, only ``interval_ns`` is set.
         """
         return replace(current, interval_ns=ns_between(previous, current))
 
@@ -502,14 +506,17 @@ class KernelSession(Session[R], Generic[R, Options]):
 
     @contextmanager
     def _learning(self) -> Iterator[None]:
-        """Keep the losses found meanwhile for all reports."""
+        """Make the losses found within the context part of all reports."""
         with noting_refusals(self._prog, self._losses):
             yield
         self._lasting = self._losses.copy()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Gather the losses of one report, without those of earlier reports."""
+        """Gather the losses of one report within the context.
+
+        Those of earlier reports are dropped first.
+        """
         self._forget()
         with noting_refusals(self._prog, self._losses):
             yield

@@ -187,7 +187,7 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     """
     Find the aliases of each cache: the symbolic links in /sys/kernel/slab.
 
-    mm/slub.c, sysfs_slab_alias(): nothing else is left of a cache that was merged.
+    These links are all that is left of a merged cache (mm/slub.c, sysfs_slab_alias()).
 
     :return: Maps the address of a ``struct kmem_cache`` to its aliases.
     """
@@ -202,7 +202,7 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
             layout = struct_layout(reader, _NODE_TYPE, _NODE)
             kobject = offset_of(find_type(prog, _TYPE), "kobj")
     except MissingError:
-        return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
+        return names  # with CONFIG_SLAB, or without CONFIG_SYSFS
     except UNREADABLE as error:
         losses.lose(Loss.NAMES, f"cannot read names of merged slab caches: {error}")
         return names
@@ -261,11 +261,11 @@ _CPU_SLAB_CACHE: Members = {
 }
 _OBJECTS_MASK = (1 << 16) - 1
 _ATTEMPTS = 3
-"""Number of tries to read a list of a running kernel, which may change meanwhile."""
+"""Number of tries to read a list of a running kernel, which may change it."""
 
 _LOST = -1
 _MAX_LENGTH = 1 << 16
-"""More than the length of any list."""
+"""Length of a list that cannot be read to its end: more than any list has."""
 
 
 def free_in_use(
@@ -274,7 +274,7 @@ def free_in_use(
     """
     Count the free objects of some caches that their slabs count as in use.
 
-    Objects that are freed after an RCU grace period are not included.
+    Objects that wait for an RCU grace period to be freed are not included.
 
     :param caches: Addresses of ``struct kmem_cache``.
     :return: Counts by address; a cache whose count is unknown is left out, and counts
@@ -338,6 +338,7 @@ class _Links(Struct, frozen=True):
 
         :param firsts: Address of the first object of each list, or 0.
         :param lists: Indices of the lists.
+        :return: Length of each list; ``_LOST`` if longer than its limit or unreadable.
         """
         limits = self.limits[lists]
         if not reader.is_live:
@@ -360,7 +361,7 @@ class _Links(Struct, frozen=True):
     def _count_near(self, reader: Reader, firsts: Addresses, lists: Rows) -> Counts:
         """Count the objects of some lists of a dump, one list after the other.
 
-        The objects of a list lie in one slab, and its pages are read once.
+        The objects of a list lie in one slab, whose pages are read once.
         """
         none = np.zeros(len(self.offsets), np.uint64)
         keys = none if self.keys is None else self.keys
@@ -405,7 +406,7 @@ def _in_barns(
     total = np.zeros(len(caches), np.int64)
     capacity = known["capacity"].astype(np.int64)
     for node in ask_each(for_each_online_node, reader.prog):
-        # No longer in struct kmem_cache_node since Linux kernel commit 5ba6bc27b1f9
+        # struct kmem_cache_node has no barn since Linux kernel commit 5ba6bc27b1f9
         # ("slab: decouple pointer to barn from kmem_cache_node") (in v7.1).
         members = f"per_node[{node}].barn", f"node[{node}]"
         barns = _values(reader, "struct kmem_cache", members, caches, losses)

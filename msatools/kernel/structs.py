@@ -84,7 +84,7 @@ class Decoder:
     def __init__(self, record: np.dtype[Any], names: Iterable[str]) -> None:
         """
         :param names: Integer fields of the record.
-        :raises DamagedDataError: if they overlap, as those of damaged types do
+        :raises DamagedDataError: if the fields overlap, as those of damaged types do
         """
         fields = record.fields
         assert fields is not None
@@ -128,7 +128,7 @@ class StructLayout(Struct, frozen=True, dict=True):
     """Offset of the part in the structure."""
 
     records: np.dtype[Any]
-    """numpy's type of the part, as it lies in memory."""
+    """numpy type of the part: a structure with one field per column."""
 
     @property
     def end(self) -> int:
@@ -150,8 +150,8 @@ def read_structs(
 ) -> Structs:
     """Read members of the structures at *addresses*, each structure once.
 
-    Unreadable structures count as losses, by type. NULL is not readable either, but is
-    not a loss.
+    Each unreadable structure is a loss (:func:`struct_key`). NULL is unreadable, but no
+    loss.
 
     :raises MissingError: if the type is unknown
     """
@@ -160,7 +160,7 @@ def read_structs(
         return Structs({}, np.zeros(len(addresses), np.bool_))
     unique, index = each_once(addresses)
     rows, readable = read_rows(reader, layout, unique)
-    # Memory at a small address is not a member of NULL, even if readable.
+    # NULL plus a member's offset may be readable, but is no structure.
     nulls = len(unique) - int(np.count_nonzero(unique))
     if nulls:
         readable[unique == 0] = False
@@ -186,7 +186,10 @@ def read_rows(
 def read_bits(
     reader: Reader, type_name: str, member: str, addresses: Addresses
 ) -> Booleans:
-    """Return a one-bit member of each structure; False if missing or unreadable."""
+    """Return a one-bit member of each structure.
+
+    It is False if the kernel lacks the member, or the structure is unreadable.
+    """
     bit_offset = reader.once(
         (type_name, member), lambda: _bit_offset(reader, type_name, member)
     )
@@ -228,7 +231,7 @@ def struct_layout(
     """Find the layout of members, once per reader; ``None`` if none of them exists.
 
     :raises MissingError: if the type is unknown
-    :raises DamagedDataError: if its members have impossible places or sizes
+    :raises DamagedDataError: if the members have impossible offsets or sizes
     """
     return reader.once(
         (type_name, tuple(members.items())),
@@ -267,7 +270,7 @@ def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
 def _size_of(member: drgn.Object) -> int:
     """Return the size of a member in bytes.
 
-    :raises DamagedDataError: if no structure has one of that size
+    :raises DamagedDataError: if it exceeds :data:`.reader.MAX_READ`
     """
     size: int = drgn.sizeof(member.type_)
     if size > MAX_READ:
@@ -281,12 +284,12 @@ def member_names(wanted: tuple[str, ...] | WordArray) -> tuple[str, ...]:
 
 
 def column_type(member: drgn.Object) -> np.dtype[Any]:
-    """Return numpy's type of a member as it lies in memory.
+    """Return the numpy type that a member has in memory.
 
-    An array of bytes is a string. For a structure or another array it is the type of
+    An array of bytes is a string. For a structure or another array, return the type of
     the first integer or pointer in it.
 
-    :raises MissingError: if there is none, or it is a bit field
+    :raises MissingError: if it contains no integer, or a bit field first
     """
     type_ = member.type_
     while type_.kind == drgn.TypeKind.TYPEDEF:
@@ -297,13 +300,13 @@ def column_type(member: drgn.Object) -> np.dtype[Any]:
 
 
 _FEW = 8
-"""Number of addresses up to which sorting takes longer than reading them."""
+"""Number of addresses up to which a check that all differ is faster than sorting."""
 
 
 def each_once(
     addresses: Addresses,
 ) -> tuple[Addresses, npt.NDArray[np.intp] | slice]:
-    """Return the distinct addresses, and the index that restores all from them."""
+    """Return the distinct addresses, and an index: ``distinct[index]`` are all."""
     if len(addresses) <= _FEW and len(set(addresses.tolist())) == len(addresses):
         return addresses, slice(None)
     found = distinct(addresses)
@@ -311,7 +314,7 @@ def each_once(
 
 
 def lose_many(losses: LossLog, type_name: str, count: int) -> None:
-    """Count structures that could not be read, and note once that some could not."""
+    """Count unreadable structures of a type as losses, with one note per type."""
     text = f"some {type_name} cannot be read"
     losses.lose(struct_key(type_name), text, count=count)
 
@@ -338,9 +341,9 @@ def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | 
 def integer_format(member: drgn.Object) -> struct.Struct:
     """Return the format of an integer or a pointer: its width and sign.
 
-    For a structure or an array it is the format of the first one in it.
+    For a structure or an array, return the format of the first integer in it.
 
-    :raises MissingError: if there is none, or it is a bit field
+    :raises MissingError: if it contains no integer, or a bit field first
     """
     type_ = member.type_
     while type_.kind not in _INTEGERS:
@@ -362,7 +365,10 @@ def integer_format(member: drgn.Object) -> struct.Struct:
 
 
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
-    """Find the offset of a member by the first of some names that exists."""
+    """Find the offset in bytes of a member by the first of some names that exists.
+
+    :return: ``None`` if none exists.
+    """
     for member in candidates:
         try:
             offset: int = offset_of(type_, member)
@@ -379,7 +385,7 @@ def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
 
 
 _ENUMS, _CONSTANTS = "msatools.enumerators", "msatools.constants"
-"""Keys of the program's cache."""
+"""Keys in ``prog.cache`` of the values that were looked up."""
 
 
 class Enumerators(dict[str, int]):
@@ -393,9 +399,9 @@ def enumerators(prog: drgn.Program, name: str) -> Enumerators:
     """
     Return the values of an enum by name, in their order; none if it is incomplete.
 
-    A name that it lacks raises :class:`msatools.errors.MissingSymbolError`.
+    Indexing it with another name raises :class:`msatools.errors.MissingSymbolError`.
 
-    They are looked up once per program: drgn makes an object of each enumerator at
+    Each enum is decoded once per program: drgn makes an object of each enumerator at
     every call, and some enums have hundreds.
 
     :param name: Such as ``enum vm_event_item``.
@@ -434,7 +440,7 @@ def find_rows(
     known: npt.NDArray[Any], wanted: npt.NDArray[Any]
 ) -> npt.NDArray[np.intp]:
     """
-    Find the row of each wanted value; :data:`NOT_FOUND` if there is none.
+    Return the row in *known* of each wanted value; :data:`NOT_FOUND` if none.
 
     :param known: Unique values by row, in any order.
     """
@@ -453,8 +459,8 @@ def find_rows(
 
 MAPPING_ANON = 0b01
 MAPPING_FLAGS = 0b11
-"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h). Without them
-the mapping of an anonymous page points at its ``struct anon_vma``."""
+"""PAGE_MAPPING_ANON and PAGE_MAPPING_FLAGS (include/linux/page-flags.h). With these
+bits cleared, an anonymous page's ``mapping`` points at its ``struct anon_vma``."""
 
 SWAP_TYPE_SHIFT = 58
 """Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""

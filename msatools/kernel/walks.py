@@ -2,7 +2,7 @@
 
 """Walks of lists, red-black trees, XArrays and maple trees.
 
-All are bounded, and go on after damage.
+All are bounded. A walk of a list ends at damage; one of a tree leaves out the subtree.
 """
 
 import struct
@@ -26,13 +26,12 @@ from msatools.kernel.report import Loss, LossLog
 from msatools.selfdesc.find import find_type, member_of, offset_of
 
 MAX_LIST = 16 << 20
-"""Maximum number of entries, more than any list or tree of a kernel has; where memory
-cannot hold that many nodes, less."""
+"""Maximum number of entries of a list or tree, more than any kernel has. It is lower if
+memory cannot hold that many nodes."""
 
 _MAX_ASTRAY = 1024
-"""Maximum number of entries whose back pointer may be wrong. On a running kernel some
-are, as entries come and go between two reads; in data that is not a list almost all
-are."""
+"""Maximum number of wrong back pointers in a list or tree. On a running kernel some are
+wrong, as entries come and go between two reads; in other data almost all are."""
 
 _RB_NODE = struct.Struct("<QQQ")
 """``struct rb_node``: parent, with the colour in the low bits; right; left."""
@@ -45,8 +44,8 @@ def list_nodes(reader: Reader, head: int, losses: LossLog, name: str) -> Address
     """
     Find the nodes on a ``struct list_head`` list.
 
-    It behaves like :func:`list_records`, but takes a third of the time for an intact
-    list of a dump.
+    Damage is handled as by :func:`list_records`; an intact list of a dump takes a third
+    of the time.
 
     :param head: Address of the list head.
     :param name: What the list is called in a note.
@@ -64,13 +63,13 @@ def list_words(
     """
     Read one 64-bit word of each structure on a ``struct list_head`` list.
 
-    It behaves like :func:`list_records`, but takes half the time for an intact list of
-    a dump. On a running kernel the word is read together with the node: later the
+    Damage is handled as by :func:`list_records`; an intact list of a dump takes half
+    the time. On a running kernel the word is read together with the node, as later the
     memory may hold another structure.
 
     :param head: Address of the list head.
     :param node_offset: Offset of the list node in the structure.
-    :param offset: Offset of the word.
+    :param offset: Offset of the word in the structure.
     :param name: What the list is called in a note.
     """
     columns = list_columns(reader, head, node_offset, (offset,), losses, name)
@@ -110,7 +109,7 @@ def list_columns(
 
 def _sound_list(reader: Reader, head: int) -> Addresses | None:
     """
-    Return the nodes of a list that leads back to its head; ``None`` if it does not.
+    Return the nodes of a list of a dump; ``None`` if it does not lead back to its head.
 
     Back pointers are checked only after 1, 2, 4, ... nodes.
     """
@@ -120,7 +119,7 @@ def _sound_list(reader: Reader, head: int) -> Addresses | None:
     try:
         while len(nodes) < _most(reader) and _has_prev(reader, [head, *nodes[-2:]]):
             # Brent's detection of loops without the head (BIT 20, 1980): *passed* is
-            # renewed at each power of two, and seen again if it is on a loop.
+            # set to the current node after each power of two; a loop returns to it.
             passed = node
             for _ in range(max(len(nodes), 1)):
                 number = node // WINDOW
@@ -144,7 +143,7 @@ def _sound_list(reader: Reader, head: int) -> Addresses | None:
 
 
 def _has_prev(reader: Reader, nodes: list[int]) -> bool:
-    """Return whether ``prev`` of the last of consecutive nodes is the one before."""
+    """Return whether ``prev`` of the last of *nodes* points to the one before."""
     if len(nodes) < 2:
         return True
     _, previous = LIST_HEAD.unpack(reader.read_near(nodes[-1], LIST_HEAD.size))
@@ -161,16 +160,16 @@ def list_records(
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read each structure on a ``struct list_head`` list, with at most one read each.
+    Yield each structure on a ``struct list_head`` list, with at most one read each.
 
-    The walk ends with a note if the list cannot be read further, loops without its
-    head, or is not a list: too many back pointers are wrong.
+    The walk ends with a loss if a node cannot be read, if the list loops without its
+    head, or if too many back pointers are wrong for a list.
 
     :param head: Address of the list head.
     :param node_offset: Offset of the list node in the structure.
     :param size: Bytes of the structure to read.
     :param name: What the list is called in a note.
-    :param loss: The loss to count then.
+    :param loss: Kind of the loss.
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
@@ -207,15 +206,15 @@ def tree_records(
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read each structure in a red-black tree, with at most one read each, in no order.
+    Yield each structure in a red-black tree, with at most one read each, in no order.
 
-    A child that cannot be read costs a note, and is left out with its subtree.
+    A node that cannot be read is a loss, and is left out with its subtree.
 
     :param root: Address of the ``struct rb_root``.
     :param node_offset: Offset of the ``struct rb_node`` in the structure.
     :param size: Bytes of the structure to read.
     :param name: What the tree is called in a note.
-    :param loss: The loss to count then.
+    :param loss: Kind of the loss.
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
@@ -251,7 +250,7 @@ def tree_records(
 
 
 def _most(reader: Reader) -> int:
-    """Return how many nodes a list or tree can have."""
+    """Return the maximum number of nodes of a list or tree."""
     return min(MAX_LIST, reader.most(LIST_HEAD.size))
 
 
@@ -264,7 +263,7 @@ def _walks_broken(losses: LossLog, loss: Loss, name: str, why: str) -> None:
 
 
 MAX_NODES = 1 << 20
-"""Maximum number of nodes, more than any tree that is walked here has."""
+"""Maximum number of nodes of an XArray or maple tree, more than any kernel has."""
 
 Entries = list[tuple[int, int, int]]
 """First index, last index and pointer of each entry; ascending."""
@@ -273,7 +272,7 @@ _LAST = (1 << 64) - 1
 
 # include/linux/xarray.h: a pointer has neither of the two low bits; xa_is_internal()
 # entries have only bit 1. Above 4096 these are nodes, see xa_is_node(), else special
-# entries, such as XA_RETRY_ENTRY. The root of a maple tree is the same.
+# entries, such as XA_RETRY_ENTRY. The same holds for the root of a maple tree.
 _LOW_BITS = 3
 _INTERNAL = 2
 _VALUE = 1
@@ -322,7 +321,7 @@ class XArray:
     def load(self, index: int) -> int:
         """Find the pointer at an index; 0 if not found.
 
-        :raises UNREADABLE: if something on the way is damaged
+        :raises UNREADABLE: if a node above it is damaged
         """
         entry, above = self._top(), None
         if not _is_node(entry) and index:
@@ -425,7 +424,7 @@ class _Part(NamedTuple):
     entry: int
     first: int
     last: int
-    """First and last index that it covers."""
+    """First and last index that the slot covers."""
 
     is_node: bool
 
@@ -459,7 +458,7 @@ def xarray_values(reader: Reader, root: int, losses: LossLog, name: str) -> Entr
 
 
 def _xarray_slots(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
-    """Find all entries that are not nodes, those of no pointer included."""
+    """Find all entries that are not nodes: pointers, integers and special entries."""
     nodes = _xarray_nodes(reader)
 
     def parts(node: _Part) -> list[_Part]:
@@ -498,7 +497,7 @@ def maple_load(reader: Reader, root: int, index: int) -> int:
     """Find the pointer at an index of a ``struct maple_tree``; 0 if there is none.
 
     :param root: Address of the tree.
-    :raises UNREADABLE: if something on the way is damaged
+    :raises UNREADABLE: if a node above it is damaged
     """
     nodes = _maple_nodes(reader)
     (entry,) = _words(reader.read(root + nodes.root, 8), 0, 1)
@@ -534,7 +533,7 @@ class _MapleNodes:
         return [_Part(*slot, inner) for slot in self._slots(node)]
 
     def part_at(self, node: _Part, index: int) -> _Part:
-        """Read the slot of a node that has an index; an empty part if none does.
+        """Return the slot of a node that covers an index; an empty part if none does.
 
         :raises UNREADABLE: as :meth:`parts`
         """
@@ -608,7 +607,7 @@ def _entries(
     except UNREADABLE as error:
         _xarray_broken(losses, name, f"cannot be read: {error}")
         return found
-    # xa_head itself is the entry of index 0 if it is no node.
+    # The root is itself the entry of index 0 if it is no node.
     has_nodes = _is_node(top)
     todo = [_Part(top, 0, _LAST if has_nodes else 0, has_nodes)]
     seen: set[int] = set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Architectures: address ranges, formats of page tables, and what else differs.
+"""Architectures: address ranges, formats of page tables, registers, calls.
 
-A new one is a class here, and a line in ``_ARCHITECTURES``.
+A new architecture is a class here, and a line in ``_ARCHITECTURES``.
 """
 
 import struct
@@ -57,17 +57,17 @@ class TableFormat(Struct, frozen=True):
     """Largest shift of an entry that can map a huge page."""
 
     huge: int
-    """Bit of an entry above the lowest level that maps a huge page."""
+    """Bits any of which marks an entry above the lowest level that maps a huge page."""
 
     protnone: int
-    """Bits any of which says, without ``present``, that a page is mapped, but
-    inaccessible."""
+    """Bits any of which marks an entry that maps an inaccessible page, and is not
+    ``present``."""
 
     special: int
-    """The zero page or device memory, see vm_normal_page()."""
+    """Bit of an entry that maps the zero page or device memory (vm_normal_page())."""
 
     swap_type_shift: int
-    """Shift of the number of the swap device in a swap entry; it has 5 bits."""
+    """Shift of the swap device's number in a swap entry; the number has 5 bits."""
 
     top_entries: int
     """Number of entries in a top-level table."""
@@ -83,13 +83,14 @@ class TableFormat(Struct, frozen=True):
     """Mask of more bits of the physical address in an entry."""
 
     high_shift: int = 0
-    """By how much ``high`` is shifted to the left."""
+    """Number of bits by which ``high`` is shifted to the left."""
 
     flip: int = 0
-    """``huge``, if that bit is clear in an entry that maps a huge page."""
+    """Equal to ``huge`` if that bit is clear in an entry that maps a huge page, else 0:
+    the bits to invert before ``huge`` is tested."""
 
     hardware: int = 0
-    """Accessed and dirty, which some CPUs set in a none entry (erratum)."""
+    """Bits accessed and dirty, which some CPUs set in an empty entry (erratum)."""
 
     inverts: bool = False
     """Whether the address is inverted in an entry that is not present."""
@@ -140,9 +141,9 @@ class TableFormat(Struct, frozen=True):
         return (entry ^ self.flip) & self.leaf_bits(shift) != 0
 
     def leaf_bits(self, shift: int) -> int:
-        """Return the bit that is set in a present entry that maps memory.
+        """Return the bits any of which marks a present entry that maps memory.
 
-        That is, if ``flip`` is inverted in the entry.
+        They are tested after :attr:`flip` is inverted in the entry.
         """
         if shift == self.page_shift:
             return self.present
@@ -151,13 +152,13 @@ class TableFormat(Struct, frozen=True):
     def huge_of(self, entries: Words, shift: int) -> Booleans | None:
         """Return which entries above the lowest level map huge pages, present or not.
 
-        :return: ``None`` if entries of this shift cannot.
+        :return: ``None`` if entries of this shift cannot map huge pages.
         """
         if shift > self.largest:
             return None
         huge: Booleans = ((entries ^ np.uint64(self.flip)) & np.uint64(self.huge)) != 0
         if self.flip:
-            # The bit is clear in entries of nothing, too.
+            # The bit is clear in empty entries, too.
             huge &= self.mapped_of(entries)
         return huge
 
@@ -184,7 +185,7 @@ class TableFormat(Struct, frozen=True):
         return named
 
     def user_pfns(self, entries: Words) -> Words:
-        """Return the pfn that each user entry maps."""
+        """Return the pfn of the page that each user entry maps."""
         if self.inverts:
             entries = np.where(self.present_of(entries), entries, ~entries)
         return self.addresses(entries) >> np.uint64(self.page_shift)
@@ -202,8 +203,9 @@ class TableWalk:
         self, form: TableFormat, root: int, read: Callable[[int], bytes]
     ) -> None:
         """
-        :param root: Physical address of the top-level table.
-        :param read: Reads the table at a physical address; may raise FaultError.
+        :param root: Address of the top-level table, as *read* takes it.
+        :param read: Reads *root*, or the table at a physical address; may raise
+            FaultError.
         """
         self.form = form
         self._root = root
@@ -234,9 +236,9 @@ class TableWalk:
         """
         Find the page frame number of each of some pages.
 
-        :param address: Of the first one.
-        :param count: At least 1.
-        :return: -1 for a page that is not mapped, or by a table that is lost.
+        :param address: Address of the first page.
+        :param count: Number of pages, at least 1.
+        :return: -1 for a page that is not mapped, or whose table cannot be read.
         """
         parts: list[npt.NDArray[np.int64]] = []
         done = 0
@@ -247,7 +249,7 @@ class TableWalk:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _frames(self, address: int, count: int) -> npt.NDArray[np.int64]:
-        """Find as many frames as one entry, or one table of pages, tells."""
+        """Find the frames, up to *count*, that one huge entry or one table maps."""
         form = self.form
         entry, shift, error = self._descend(address, form.shifts[:-1])
         within = (address & ((1 << shift) - 1)) >> form.page_shift
@@ -258,7 +260,7 @@ class TableWalk:
         if form.maps_memory(entry, shift):
             first = (table >> shift << shift - form.page_shift) + within
             return np.arange(first, first + room, dtype=np.int64)
-        # Not cached: there are many, and each is needed once or twice.
+        # Lowest tables are not cached: there are many, each needed once or twice.
         try:
             entries = np.frombuffer(self._read_table(table), "<u8")
         except UNREADABLE:
@@ -298,11 +300,11 @@ class TableWalk:
         return entry, shift, None
 
 
-# --- What the tools need to know of an architecture.
+# --- Properties of an architecture.
 
 
 KERNEL_HALF_BITS = 63
-"""Bits of an address in the kernel's half, on every 64-bit architecture."""
+"""Number of bits of an offset into the kernel's half, on every 64-bit architecture."""
 
 
 class Piece(NamedTuple):
@@ -314,9 +316,9 @@ class Piece(NamedTuple):
 
     @classmethod
     def read(cls, start: int, size: int, physical: int) -> "Piece":
-        """Return a range that the kernel's variables describe.
+        """Return a range whose start and size are from the kernel's variables.
 
-        :raises DamagedDataError: if there are no such addresses
+        :raises DamagedDataError: if the range is impossible
         """
         if size < 0 or start + size > _ADDRESSES:
             raise DamagedDataError(f"a map of {size:,} bytes", start)
@@ -327,7 +329,7 @@ _ADDRESSES = 1 << 64
 
 
 class Arch:
-    """An architecture; by default one of which nothing is known."""
+    """An architecture; this base class stands for an unknown one."""
 
     image: tuple[tuple[str, str], ...] = ()
     """Symbols of the start and end of each part of the kernel's image that stays mapped
@@ -337,8 +339,8 @@ class Arch:
     """Whether kernel code always makes frame records."""
 
     saved_registers: tuple[str, ...] = ()
-    """Members of ``task_struct`` where a task's registers are saved when another is
-    switched to: the stack pointer, and more if its stack does not have them."""
+    """Members of ``task_struct`` that hold the registers of a task that is switched
+    out: the stack pointer, and others that are not saved on its stack."""
 
     user_registers: tuple[str, ...] = ()
     """drgn's names of the stack pointer and of the frame pointer; empty if user stacks
@@ -368,9 +370,9 @@ class Arch:
 
     def image_range(self, prog: Program) -> tuple[int, int]:
         """
-        Return the range of the kernel's image; on x86-64 of modules, too.
+        Return start and end of the kernel's image; on x86-64 with modules.
 
-        It has no memory that is allocated otherwise. Empty if unknown.
+        The range contains no other allocations. It is ``(0, 0)`` if unknown.
         """
         return 0, 0
 
@@ -384,10 +386,10 @@ class Arch:
 
     def direct_map(self, prog: Program) -> Piece | None:
         """
-        Return where all memory is mapped; ``None`` if unknown.
+        Return the range where all memory is mapped; ``None`` if unknown.
 
-        :raises MissingError: if the kernel does not say where
-        :raises UNREADABLE: if the dump lacks it, or it is damaged
+        :raises MissingError: if the kernel lacks the variables with its bounds
+        :raises UNREADABLE: if these cannot be read or are impossible
         """
         return None
 
@@ -418,7 +420,7 @@ MODULES_END = 0xFFFF_FFFF_FF00_0000
 
 
 class X86(Arch):
-    """x86-64."""
+    """x86-64, with page tables of four or five levels."""
 
     # arch/x86/kernel/vmlinux.lds.S: the init sections between them are freed after
     # boot.
@@ -456,7 +458,7 @@ class X86(Arch):
         return None if base is None else START_KERNEL_MAP - base
 
     def direct_map(self, prog: Program) -> Piece:
-        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
+        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT the start is a constant, and not found.
         start = find_variable(prog, "page_offset_base").value_()
         size = find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT
         return Piece.read(start, size, 0)
@@ -464,7 +466,7 @@ class X86(Arch):
     def paged(self, prog: Program, form: TableFormat) -> Iterator[tuple[int, int]]:
         yield _MODULES, MODULES_END - _MODULES
         with suppress(*LOST):
-            # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
+            # Without CONFIG_DYNAMIC_MEMORY_LAYOUT the start is a constant.
             size = (_VMALLOC_TIB[form.levels] << 40) - 1
             yield find_variable(prog, "vmalloc_base").value_(), size
 
@@ -473,9 +475,9 @@ def x86_format(
     shifts: tuple[int, ...] = _X86_64_SHIFTS, encrypted: int = 0
 ) -> TableFormat:
     """
-    Return the format of page tables, by default with four levels.
+    Return the format of x86-64's page tables, by default with four levels.
 
-    arch/x86/include/asm/pgtable_types.h and pgtable_64.h.
+    The bits are those of arch/x86/include/asm/pgtable_types.h and pgtable_64.h.
 
     :param encrypted: The bit of an entry that marks encrypted pages.
     """
@@ -532,8 +534,8 @@ def _length(mod_rm: int, sib: int) -> int:
 
 _ALL = (1 << 64) - 1
 _LEAST_BITS = {12: 48, 14: 47, 16: 48}
-"""VA_BITS_MIN by the shift of a page: a kernel built for 52 bits runs with so many if
-the CPU supports no more."""
+"""VA_BITS_MIN by the shift of a page: bits of addresses with which a kernel built for
+52 bits runs if the CPU does not support 52."""
 
 # Arm Architecture Reference Manual, VMSAv8-64 descriptors: above the lowest level, an
 # entry with this bit points to a table, and one without it maps memory.
@@ -546,7 +548,7 @@ _CALLS = (
     (0xFFFF_FC1F, 0xD63F_0000),  # blr
     (0xFEFF_F800, 0xD63F_0800),  # blraa, blrab, blraaz, blrabz
 )
-"""Masks and values of the instructions that set x30."""
+"""Masks and values of the call instructions: those that set x30."""
 
 
 class SoftwareBits(NamedTuple):
@@ -591,7 +593,7 @@ class Arm64(Arch):
         return bits
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
-        # The upper half: _PAGE_END(VA_BITS_MIN), where modules begin.
+        # _PAGE_END(VA_BITS_MIN), where modules begin: the middle of kernel addresses.
         shift = number(vmcoreinfo.get("PAGESIZE", "4096")).bit_length() - 1
         least = min(_built_bits(vmcoreinfo) or 48, _LEAST_BITS.get(shift, 48))
         return (1 << 64) - (1 << least - 1)
@@ -606,7 +608,7 @@ class Arm64(Arch):
         except MissingError:
             return 0, 0
         if end < start:
-            # drgn may not relocate a symbol of debug info that is past all sections.
+            # drgn may not relocate a symbol of debug info behind all sections (_end).
             end += hex_number(vmcoreinfo(prog).get("KERNELOFFSET", "0"))
         return (start, end) if start < end else (0, 0)
 
@@ -648,9 +650,10 @@ class Arm64(Arch):
 
 
 def _built_bits(vmcoreinfo: Mapping[str, str]) -> int | None:
-    """Return the bits of virtual addresses that a kernel was built for.
+    """Return the bits of virtual addresses that a kernel was built for (VA_BITS).
 
-    :raises ValueError: if there cannot be as many
+    :return: ``None`` if VMCOREINFO does not have them.
+    :raises DamagedDataError: if their number is impossible
     """
     text = vmcoreinfo.get("NUMBER(VA_BITS)")
     if text is None:
@@ -662,7 +665,7 @@ def _built_bits(vmcoreinfo: Mapping[str, str]) -> int | None:
 
 
 def _software_bits(prog: Program) -> SoftwareBits:
-    """Tell the version by other changes in it, as these bits are in no symbol."""
+    """Return the bits by the kernel's version, which other changes in it reveal."""
     try:
         # Until Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page to
         # huge_zero_folio") (in v6.10).
@@ -680,12 +683,10 @@ def arm64_format(
     page_shift: int, bits: int, built: int, software: SoftwareBits = SOFTWARE
 ) -> TableFormat:
     """
-    Return the format of page tables.
-
-    arch/arm64/include/asm/pgtable-hwdef.h and pgtable-prot.h.
+    Return the format of arm64's page tables (asm/pgtable-hwdef.h, asm/pgtable-prot.h).
 
     :param bits: Bits of virtual addresses that are in use.
-    :param built: Bits that the kernel was built for.
+    :param built: Bits of virtual addresses that the kernel was built for.
     """
     step = page_shift - 3
     shifts = tuple(range(page_shift, bits, step))[::-1]
@@ -695,7 +696,7 @@ def arm64_format(
         # FEAT_LPA: bits 51 to 48 of the address; 0 if not in use.
         high, high_shift = 0xF << 12, 36
     elif bits > 48:
-        # FEAT_LPA2: bits 51 and 50; else these are of the shareability.
+        # FEAT_LPA2: bits 51 and 50; without it these bits hold the shareability.
         frame = (1 << 50) - (1 << page_shift)
         high, high_shift = 0b11 << 8, 42
     # The top-level table has room for what the kernel was built for (PTRS_PER_PGD).
@@ -705,8 +706,8 @@ def arm64_format(
         frame=frame,
         high=high,
         high_shift=high_shift,
-        # With 4 KiB 1 GiB, or 512 GiB by FEAT_LPA2; with others an entry of the level
-        # above the lowest, or also of the one above that.
+        # An upper limit: pages of 4 KiB allow blocks of up to 1 GiB (512 GiB with
+        # FEAT_LPA2); larger pages, blocks at one or two levels above the lowest.
         largest=shifts[0],
         huge=_TABLE,
         flip=_TABLE,
@@ -720,22 +721,23 @@ def arm64_format(
     )
 
 
-# --- riscv64 (Documentation/arch/riscv/vm-layout.rst): its memory, but no stacks.
+# --- riscv64 (Documentation/arch/riscv/vm-layout.rst): memory only, no stacks.
 
 
 _RISCV64_SHIFTS = {39: (30, 21, 12), 48: (39, 30, 21, 12), 57: (48, 39, 30, 21, 12)}
 """Shifts of each level by the bits of virtual addresses: Sv39, Sv48 and Sv57."""
 
 _BELOW_CODE = 0xFFFF_FFFF_0000_0000
-"""The last 2 GiB are the kernel's image; modules are within 2 GiB of it, or below it
-(asm/pgtable.h: KERNEL_LINK_ADDR, MODULES_VADDR)."""
+"""An address below all code: the kernel's image is in the last 2 GiB, and modules are
+within 2 GiB of the image (asm/pgtable.h: KERNEL_LINK_ADDR, MODULES_VADDR)."""
 
 _PAGED = (
     ("VMALLOC_START", "VMALLOC_END"),
     ("MODULES_VADDR", "MODULES_END"),
     ("VMEMMAP_START", "VMEMMAP_END"),
 )
-"""Lines of VMCOREINFO (arch/riscv/kernel/vmcore_info.c)."""
+"""Lines of VMCOREINFO with first address and end of each range that page tables map
+(arch/riscv/kernel/vmcore_info.c)."""
 
 
 class Riscv64(Arch):
@@ -750,7 +752,7 @@ class Riscv64(Arch):
 
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         bits = vmcoreinfo.get("NUMBER(VA_BITS)")
-        # Both halves together have so many.
+        # VA_BITS counts the addresses of both halves.
         return KERNEL_HALF_BITS if bits is None else int(bits) - 1
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
@@ -780,7 +782,7 @@ class Riscv64(Arch):
 
 
 def riscv64_format(bits: int) -> TableFormat:
-    """Return the format of page tables (asm/pgtable-64.h, asm/pgtable-bits.h).
+    """Return the format of riscv64's page tables (asm/pgtable-64.h, pgtable-bits.h).
 
     :param bits: Bits of virtual addresses: 39, 48 or 57.
     """
@@ -821,7 +823,7 @@ def arch_of(prog: drgn.Program) -> Arch:
 
 
 def architecture(arch: drgn.Architecture) -> Arch:
-    """Return what is known of an architecture."""
+    """Return drgn's architecture as one of this module; the base class if unknown."""
     return _ARCHITECTURES.get(arch, _UNKNOWN)
 
 

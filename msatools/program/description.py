@@ -93,11 +93,11 @@ def load_found(prog: Program, *, debuginfod: bool) -> bool:
     That of modules is not loaded: searching for hundreds of them is slow, and no report
     needs their types.
 
-    The kernel's release is part of the paths that drgn tries. One that is more than the
-    name of a file would lead it to any place that a dump names.
+    The kernel's release is part of the paths that drgn tries. With a slash in it, a
+    damaged or hostile dump could make drgn open any file: then nothing is loaded.
 
-    :param debuginfod: Whether it may be fetched from the network.
-    :return: Whether it was found.
+    :param debuginfod: Whether debug info may be fetched from the network.
+    :return: Whether debug info was found.
     """
     if not _RELEASE.fullmatch(release_of(prog)):
         return False
@@ -175,9 +175,9 @@ def _check_debuginfod(prog: Program) -> None:
 
 # --- The kernel's log (kernel/printk/printk_ringbuffer.c), read in bulk.
 #
-# drgn's helper reads a record with several reads, and follows the ring for as long as a
-# damaged dump says. The caller passes the function that reads memory: what made a dump
-# is described before a reader of the kernel exists.
+# drgn's helper takes several reads for a record, and its walk of a damaged ring has no
+# bound. The caller passes the function that reads memory, as the crash is described
+# before a Reader exists.
 
 
 Read = Callable[[int, int], tuple[bytes | bytearray, list[range]]]
@@ -185,11 +185,11 @@ Read = Callable[[int, int], tuple[bytes | bytearray, list[range]]]
 ascending."""
 
 _MAX_BITS = 26
-"""CONFIG_LOG_BUF_SHIFT is 25 at most. log_buf_len= may ask for 2 GiB (LOG_BUF_LEN_MAX),
-but a damaged ring is to cost no such memory."""
+"""Maximum log2 of the bytes of the ring that is read. CONFIG_LOG_BUF_SHIFT is 25 at
+most; log_buf_len= allows 2 GiB (LOG_BUF_LEN_MAX), too much for a damaged size."""
 
 _MAX_RECORD_BITS = _MAX_BITS - 5
-"""There is a record for 32 bytes of text (PRB_AVGBITS)."""
+"""Maximum log2 of the number of records: one for 32 bytes of text (PRB_AVGBITS)."""
 
 _WORD = 8
 _KEPT = (1, 2)
@@ -211,45 +211,46 @@ _INFO = {
 
 
 OPENED_TEXT = "msatools log text"
-"""Key of a program's cache: the text that it stands for, if it has no memory."""
+"""Key in ``prog.cache`` of the log that was opened as a text; such a program has no
+memory."""
 
 
 class LogRecord(Struct, frozen=True):
     """One message of the kernel's log."""
 
     time_ns: int
-    """By the local clock of the CPU (local_clock())."""
+    """Time by the local clock of the CPU (local_clock())."""
 
     level: int
     """0 (emergency) to 7 (debug)."""
 
     text: str
-    """Bytes that are not UTF-8 are escaped; it may have several lines."""
+    """The message, which may have several lines; bytes other than UTF-8 are escaped."""
 
     tid: int | None
-    """The thread that wrote it; ``None`` outside of threads."""
+    """The thread that wrote the message; ``None`` outside of threads."""
 
     cpu: int | None
-    """The CPU that wrote it, if it was not in a thread."""
+    """The CPU that wrote the message outside of threads, else ``None``."""
 
     facility: int = 0
     """As in syslog(3): 0 is the kernel."""
 
     sequence: int = 0
-    """Its number since the kernel started; 0 if the log does not say."""
+    """Number of the message since the kernel started; 0 if unknown."""
 
     line: int = 0
-    """The line of a text that it is, from 1; 0 if the log was in memory."""
+    """Number of the message's line in a text, from 1; 0 if the log was in memory."""
 
     when: str | None = None
-    """When it was written as a text says, if that is no time since boot; empty if it
-    does not say."""
+    """Time of the message as a text writes it, if that is not the time since boot;
+    empty if the text has no time."""
 
     @property
     def is_kernel(self) -> bool:
-        """Whether the kernel itself wrote it.
+        """Whether the kernel itself wrote the message.
 
-        What a program writes to /dev/kmsg never is of facility 0
+        Messages that programs write to /dev/kmsg never have facility 0
         (kernel/printk/printk.c, devkmsg_write()).
         """
         return self.facility == 0
@@ -260,9 +261,9 @@ def log_records(
 ) -> Iterator[LogRecord]:
     """Yield the messages in the kernel's log, the oldest first.
 
-    :param lose: Called with numbers of messages that cannot be read.
+    :param lose: Called with each number of messages that cannot be read.
     :raises MissingError: if the kernel has no such log, as before v5.10
-    :raises drgn.FaultError: if nothing of it can be read
+    :raises drgn.FaultError: if the ring's descriptor or its text cannot be read
     """
     ring = find_variable(prog, "prb").read_()
     descs, texts = ring.desc_ring, ring.text_data_ring
@@ -287,12 +288,12 @@ def log_records(
     for row in np.flatnonzero(kept).tolist():
         info, start, end = infos[row], int(begin[row]), int(next_[row])
         if start % size > end % size:
-            start = end - end % size  # a block is not split: it is at the start
+            start = end - end % size  # a wrapped block is at the ring's start, whole
         start += _WORD - start_of_all
         end -= start_of_all
         end = min(start + int(info["length"]), end)
-        # Texts that overlap would be more than the ring holds. They need not be in the
-        # order of their messages: another CPU may come between (prb_reserve()).
+        # *room* ends damage where texts overlap. Sound texts need not be in the order
+        # of their messages: another CPU may come between (prb_reserve()).
         is_there = 0 <= start <= end <= len(data) and end - start <= room
         if not is_there or _overlaps(gaps, start, end):
             lost += 1
@@ -301,7 +302,7 @@ def log_records(
         caller, sequence = int(info["caller"]), int(info["sequence"])
         yield LogRecord(
             time_ns=int(info["time"]),
-            # The place is that of the number (prb_reserve()), unless it is damaged.
+            # The number modulo the ring's size is the record's index (prb_reserve()).
             sequence=0 if (sequence - int(ids[row])) % count else sequence,
             level=int(info["flags"]) >> level_bit & 7,
             text=bytes(data[start:end]).decode("utf-8", "backslashreplace"),
@@ -318,7 +319,7 @@ def _overlaps(gaps: list[range], start: int, end: int) -> bool:
 
 
 class _Ring(Struct, frozen=True):
-    """The part in use of an array whose end is followed by its start."""
+    """The part in use of a ring buffer's array."""
 
     read_memory: Read
     count: int
@@ -362,7 +363,7 @@ def _bits(member: drgn.Object, ring: drgn.Object, most: int) -> int:
 
 
 def _descriptors(ring: _Ring, descs: drgn.Object) -> tuple[npt.NDArray[np.uint64], ...]:
-    """Read each descriptor's state, and where its text begins and ends."""
+    """Read each descriptor's state, and the positions of its text's start and end."""
     type_ = find_type(descs.prog_, "struct prb_desc")
     members = {
         "state": "state_var.counter",
@@ -375,7 +376,7 @@ def _descriptors(ring: _Ring, descs: drgn.Object) -> tuple[npt.NDArray[np.uint64
 
 
 def _infos(ring: _Ring, descs: drgn.Object) -> tuple[npt.NDArray[Any], int]:
-    """Read what is known of each message, and the bit of ``flags`` of its level."""
+    """Read each ``struct printk_info``; return the level's bit in ``flags``, too."""
     type_ = find_type(descs.prog_, "struct printk_info")
     fields = {
         name: (_offset(type_, member), format_)
@@ -405,7 +406,7 @@ def _dtype(fields: dict[str, tuple[int, str]], type_: drgn.Type) -> np.dtype[Any
 
 
 _TORN = "msatools.torn"
-"""Key of the program's cache."""
+"""Key in ``prog.cache`` of the number of contradictions (:mod:`.torn`)."""
 
 _PANIC = re.compile(r"Kernel panic - ")
 
@@ -417,8 +418,8 @@ _FAULTS = (
     re.compile(r"kernel BUG at "),
     re.compile(r"Oops: |general protection fault|Internal error: "),
 )
-"""Beginnings of lines on faults, the most telling first. With a capture kernel a fault
-does not come to panic()."""
+"""Starts of lines about faults, the most specific first: with a capture kernel, a fault
+need not lead to a line of panic()."""
 
 
 def describe(prog: Program) -> Target:
@@ -426,8 +427,8 @@ def describe(prog: Program) -> Target:
 
     If its types are not loaded, load its own BTF.
 
-    :raises TypeError: if it is no program
-    :raises NotADumpError: if it is not a kernel
+    :raises TypeError: if *prog* is no program
+    :raises NotADumpError: if the program is not of a kernel
     :raises NoTypesError: if it has neither types loaded nor BTF
     """
     if not isinstance(prog, Program):
@@ -487,10 +488,10 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
 
 
 def _count_torn(prog: Program) -> int:
-    """Return the contradictions in memory without a dump's headers, counted once."""
+    """Return the number of contradictions in a file of raw memory, counted once."""
     found: int | None = prog.cache.get(_TORN)
     if found is None:
-        # Few targets are such files.
+        # Imported here, as few targets are such files.
         from msatools.program.torn import count_torn
 
         found = prog.cache[_TORN] = count_torn(prog)
@@ -546,7 +547,7 @@ def _has_types(prog: Program) -> bool:
 def crash_of(prog: Program) -> Crash | None:
     """Return how the kernel crashed; ``None`` if it did not, or if that is unknown.
 
-    It may also be a guest that panicked and was not restarted.
+    A running guest has crashed if it panicked and was not restarted.
     """
     if prog.flags & ProgramFlags.IS_LOCAL:
         return None
@@ -629,7 +630,7 @@ def _panic_line(lines: Sequence[str]) -> str | None:
     drgn's panic_message() also takes what a program wrote to /dev/kmsg, and of several
     faults the first, which the kernel survived.
     """
-    # A further panic is of a fault in panic() itself.
+    # The first, as a further panic is a fault in panic() itself.
     for line in lines:
         if _PANIC.match(line):
             return line

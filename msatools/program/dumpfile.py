@@ -2,7 +2,7 @@
 
 """Headers of a dump file, read before drgn opens it: format, machine, level, losses.
 
-Files without such headers are looked at by :mod:`msatools.program.foreign`.
+:mod:`msatools.program.foreign` recognizes files without such headers.
 """
 
 import os
@@ -28,7 +28,7 @@ from msatools.program.model import (
 )
 
 _HYPERVISORS = {b"VBCORE": "VirtualBox", b"Xen": "Xen"}
-"""Maps names of ELF notes to who writes them."""
+"""Maps names of ELF notes to the hypervisor that writes them."""
 
 
 _PROCESSES = b"qemu-", b"cloud-hyperviso", b"firecracker", b"kvm\0"
@@ -37,7 +37,7 @@ _PSINFO_NAME, _COMM = 40, 16
 """``pr_fname`` of ``struct elf_prpsinfo`` (include/linux/elfcore.h), of 64 bits."""
 
 _OPENED = "msatools dump file"
-"""Key of a program's cache."""
+"""Key in ``prog.cache`` of the path and :class:`DumpFile` of a program."""
 
 _MIB = 1 << 20
 
@@ -58,33 +58,34 @@ class DumpFile(Struct, frozen=True):
     """``utsname.release``; ``None`` if the header lacks it."""
 
     is_nameless_arm64: bool = False
-    """Whether it is a kdump of arm64 by QEMU, which has no name for that machine;
+    """Whether the dump is a kdump of arm64 by QEMU, which has no name for that machine;
     libkdumpfile does not find its pages."""
 
     lacks_note: NotADumpError | None = None
-    """The refusal if its memory has no kernel either; ``None`` if its headers say where
-    the kernel is."""
+    """The error for a dump whose headers do not locate the kernel, which has to be
+    found in memory; ``None`` if they do, or do not show whether they do."""
 
     options: tuple[str, ...] = ()
-    """Options by which its kernel was named."""
+    """Command-line options that selected or located the kernel in memory."""
 
     lacks_end: bool = False
-    """Whether it is a flattened kdump without the mark of its end, which libkdumpfile
-    does not open. It can have all pages nevertheless."""
+    """Whether the dump is a flattened kdump without the mark of its end, which
+    libkdumpfile does not open. It may have all pages nevertheless."""
 
     bad_descriptors: int = 0
     """Pages of a kdump that libkdumpfile must not read: see
     :func:`.kdump_pages.check_descriptors`."""
 
     parts: tuple[str, ...] = ()
-    """Paths of the parts of a split dump that are there, by page frame."""
+    """Paths of the parts of a split dump that were found, by page frame."""
 
     missing_pfns: range | None = None
-    """The first page frames that are in none of these parts."""
+    """The lowest range of page frames that is in none of these parts; ``None`` if none
+    is missing, or the dump is not split."""
 
     @property
     def damage(self) -> str | None:
-        """What is wrong with the file; ``None`` if nothing was found."""
+        """Description of the file's damage for the user; ``None`` if none was found."""
         if self.missing_pfns is not None:
             first, last = self.missing_pfns.start, self.missing_pfns.stop
             frames = f"page frames {first:#x} to {last:#x}"
@@ -98,14 +99,14 @@ class DumpFile(Struct, frozen=True):
 
     @property
     def remedy(self) -> str:
-        """What to do if so much is missing that it cannot be opened."""
+        """Advice for the user if too much is missing to open the dump."""
         if self.missing_pfns is not None:
             return "put all parts into one directory"
         return "copy the dump again, or name the kernel's vmlinux with -s"
 
 
 def remember_dump(prog: Program, path: str, dump: DumpFile) -> None:
-    """Keep the dump of a program that drgn does not have a path of."""
+    """Store path and headers of a dump in its program, if drgn does not know them."""
     prog.cache[_OPENED] = path, dump
 
 
@@ -179,7 +180,7 @@ def _parse(path: str, read: ReadAt, size: int) -> DumpFile:
         ) from error
     except DamagedDataError as error:
         raise DamagedDumpError(path, str(error), "copy the dump again") from error
-    # What dumps do not need is not imported for them: its tables take 1 ms.
+    # Imported here, as its tables take 1 ms, and dumps do not need them.
     from msatools.program.foreign import refuse_foreign
 
     refuse_foreign(path, read, size)
@@ -222,9 +223,9 @@ def _parse_elf(path: str, read: ReadAt, size: int) -> DumpFile:
 
 
 def _without_vmcoreinfo(path: str, names: Collection[bytes]) -> NotADumpError:
-    """Return the refusal of a core without the note.
+    """Return the error for a core without a VMCOREINFO note.
 
-    :param names: Names of the notes that it has.
+    :param names: Names of the notes that the core has.
     """
     if b"QEMU" in names:
         return _guest_without_vmcoreinfo(path)
@@ -242,7 +243,7 @@ def _without_vmcoreinfo(path: str, names: Collection[bytes]) -> NotADumpError:
 def _of_hypervisor(
     path: str, headers: formats.Elf, notes: Collection[formats.ElfNote]
 ) -> NotADumpError | None:
-    """Return the refusal of a core of a hypervisor's process; ``None`` for others."""
+    """Return the error for a core of a hypervisor's process; ``None`` for others."""
     names = [
         note.description[_PSINFO_NAME : _PSINFO_NAME + _COMM]
         for note in notes
@@ -251,7 +252,7 @@ def _of_hypervisor(
     names = [name for name in names if name.startswith(_PROCESSES)]
     if headers.has_physical or not names:
         return None
-    # That of a guest has whole MiB; what QEMU translates code into (TCG) has not.
+    # A guest's RAM has whole MiB, unlike QEMU's buffer of translated code (TCG).
     parts = [each for each in headers.loads if not each.size % _MIB]
     ram = max(parts, key=lambda each: each.size, default=None)
     if ram is None:
@@ -270,7 +271,8 @@ def _parse_flattened(path: str, read: ReadAt) -> DumpFile:
     header = formats.parse_kdump(flat.read)
     read, size = flat.read, flat.size
     if not flat.is_complete:
-        # Between the headers are holes: what they need is checked where it is read.
+        # Only the bitmaps must be whole: the headers have holes between them, and the
+        # ranges that they refer to are checked where these are read.
         if not flat.is_whole(header.bitmap_offset, header.table_offset):
             raise _cut_off(path)
         read = flat.read_filled
@@ -331,7 +333,7 @@ def _of_parts(path: str, header: formats.Kdump, own: DumpFile) -> DumpFile:
                     size = os.stat(part.path).st_size
                     check = _check(part.path, read, formats.parse_kdump(read), size)
             except (DamagedDumpError, DamagedDataError, EOFError, OSError):
-                continue  # it is one of those that are missing
+                continue  # counted as a missing part
             bad, is_cut = bad + check.bad, is_cut or check.is_cut
         parts.append(part)
     lacking = missing(parts, header)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Files that people take for a dump that is read here: what they are, and what to do.
+"""Recognition of files that are often taken for a dump, with advice for each kind.
 
 The signatures are those of the programs that write the files: QEMU's migration code,
 libvirt's qemu_saveimage.h, LiME's documentation, AVML's image.rs, vmss2core,
@@ -24,26 +24,27 @@ _LEAST_MEMORY = 1 << 20
 """Minimum size of a file without a header that is searched for a kernel, in bytes."""
 
 HEAD_BYTES = 0x10080
-"""How much of a file :func:`recognize` needs."""
+"""Bytes of a file's start that :func:`recognize` needs."""
 
 
 VMWARE_MAGICS = tuple(
     magic.to_bytes(4, "little")
     for magic in (0xBED2BED2, 0xBED3BED3, 0xBAD1BAD1, 0xBAD2BAD2)
 )
-"""A state of a VMware guest (``.vmss``, ``.vmsn``): whole, in part, and restored."""
+"""First bytes of a VMware guest's state (``.vmss``, ``.vmsn``): whole, partial, and
+restored."""
 
 MEMORY_MAGICS = (b"EMiL\1", b"AVML\2", b"QEVM", b"LibvirtQemudSave", *VMWARE_MAGICS)
-"""How files with memory begin that have headers: see
-:mod:`msatools.program.raw_formats`."""
+"""First bytes of files with memory and headers that
+:mod:`msatools.program.raw_formats` reads."""
 
 
 class Foreign(NamedTuple):
-    """A kind of file."""
+    """A kind of file that is no dump: its name, and advice, for the user."""
 
     what: str
     what_to_do: str
-    """``{path}`` in it is the file's."""
+    """``{path}`` in it stands for the file's path."""
 
 
 _VIRSH = "have it dumped with `virsh dump --memory-only`, or QEMU's dump-guest-memory"
@@ -58,7 +59,7 @@ _DISK = "name a dump, or a file with the guest's memory"
 _COMPRESSED = "compressed"
 _UNPACK_TAR = "unpack it with `tar xf {path}`, and name the dump in it"
 _TAR_NAME = re.compile(r"\.(tar\.\w+|tgz|txz|tbz2?|tzst)$", re.IGNORECASE)
-"""Ends of names of compressed archives: what is inside is not decompressed to see."""
+"""Suffixes of compressed tar archives, which are recognized without decompression."""
 
 _AT_START: tuple[tuple[bytes, Foreign], ...] = (
     *(
@@ -75,7 +76,7 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
             (b"\xfd7zXZ\0", "xz"),
             (b"\x28\xb5\x2f\xfd", "zstd"),
             (b"\x04\x22\x4d\x18", "lz4"),
-            # Of its old format, which its program reads, too.
+            # The legacy format, which lz4 reads, too.
             (b"\x02\x21\x4c\x18", "lz4"),
             (b"\x89LZO\0", "lzop"),
             (b"LZIP", "lzip"),
@@ -138,7 +139,7 @@ _AT_START: tuple[tuple[bytes, Foreign], ...] = (
         b"\xa8\x19\x01\x73\x61\x8f\x23\xfd",
         Foreign("a stand-alone dump of s390", "only crash reads it, after zgetdump"),
     ),
-    # In the byte order of its machine.
+    # LKCD's magic number, in the byte order of its machine.
     (b"\xed\x23\x8f\x61\x73\x01\x19\xa8", Foreign("a dump by LKCD", "use crash")),
     (b"\xa8\x19\x01\x73\x61\x8f\x23\xed", Foreign("a dump by LKCD", "use crash")),
     (b"PAGEDU64", Foreign("a dump of Windows", "use WinDbg")),
@@ -170,10 +171,11 @@ _TEXTS: tuple[tuple[bytes, Foreign], ...] = (
         ),
     ),
 )
-"""Starts of texts in small letters, after white space."""
+"""Starts of texts in lower case, without white space before them."""
 
 _SUSPENDED = (b"S1SUSPEND", b"S2SUSPEND", b"ULSUSPEND")
-"""What takes the place of a swap space's signature (kernel/power/swap.c; uswsusp)."""
+"""Signatures that replace a swap space's in hibernation (kernel/power/swap.c;
+uswsusp)."""
 
 _HIBERNATED = Foreign(
     "a machine that hibernated into its swap space, whose pages are out of order",
@@ -206,20 +208,21 @@ _FURTHER: tuple[tuple[int, bytes, Foreign], ...] = (
 
 _EXT4_MAGIC = 0x438, b"\x53\xef"
 _EXT4_STATES, _EXT4_STATE = (1, 2, 3, 4, 5), 0x43A
-"""``s_state`` (fs/ext4/ext4.h): the magic number alone has two bytes."""
+"""Values and offset of ``s_state`` (fs/ext4/ext4.h), which is checked as well because
+the magic number has only two bytes."""
 
 _MBR_MAGIC = 0x1FE, b"\x55\xaa"
 _MBR_ENTRIES = range(0x1BE, 0x1FE, 16)
 
 
 _ZLIB = b"\x38\x8d"
-"""How LiME's deflate begins: a window of 2 KiB, and the usual effort."""
+"""First bytes of the zlib streams of LiME: a window of 2 KiB, the default level."""
 
 
 def refuse_foreign(path: str, read: ReadAt, size: int) -> None:
     """Refuse a file that is neither a dump nor can be memory without a header.
 
-    :raises NotADumpError: if it is known what else it is, or if it is too small
+    :raises NotADumpError: if the file is of another known kind, or too small
     """
     magic = read(0, 16)
     found = recognize(read(0, HEAD_BYTES)) or _by_name(path)
@@ -236,7 +239,7 @@ def refuse_foreign(path: str, read: ReadAt, size: int) -> None:
 
 
 def recognize(head: bytes) -> Foreign | None:
-    """Return what a file is by its first :data:`HEAD_BYTES`; ``None`` if unknown."""
+    """Return a file's kind by its first :data:`HEAD_BYTES`; ``None`` if unknown."""
     for signature, found in _AT_START:
         if head.startswith(signature):
             return found
@@ -256,7 +259,7 @@ def recognize(head: bytes) -> Foreign | None:
 
 
 def _starts_with(head: bytes, magic: bytes) -> bool:
-    """Return whether what is compressed with zlib begins with some bytes."""
+    """Return whether the contents of a zlib stream begin with *magic*."""
     try:
         return zlib.decompressobj().decompress(head, len(magic)) == magic
     except zlib.error:
@@ -264,13 +267,13 @@ def _starts_with(head: bytes, magic: bytes) -> bool:
 
 
 def _disk(head: bytes) -> Foreign | None:
-    """Return what disk a file is whose signature is too short to be one."""
+    """Return the kind of a disk image with a two-byte signature, and sound fields."""
     offset, magic = _EXT4_MAGIC
     state = int.from_bytes(head[_EXT4_STATE : _EXT4_STATE + 2], "little")
     if head.startswith(magic, offset) and state in _EXT4_STATES:
         return Foreign("a file system (ext2, 3 or 4), not memory", _DISK)
     offset, magic = _MBR_MAGIC
-    # Each entry begins with whether its partition is booted from; one has a type.
+    # Each entry begins with its boot flag, 0 or 0x80; at least one has a type.
     flags = {head[at] for at in _MBR_ENTRIES if at < len(head)}
     if not head.startswith(magic, offset) or not flags <= {0, 0x80}:
         return None
@@ -281,21 +284,21 @@ def _disk(head: bytes) -> Foreign | None:
 
 _CONTROL = [bytes([byte]) for byte in (*range(9), *range(14, 27))]
 _MOST_CONTROL = 0.3
-"""Share of such bytes that no text has."""
+"""Maximum share of these control bytes in a text."""
 
 WIDE = b"\xff\xfe", b"\xfe\xff"
-"""How a text in UTF-16 begins."""
+"""First bytes of a text in UTF-16: its byte order mark."""
 
 _LOGS = ("a kernel's log", "JSON")
-"""How :func:`recognize` calls texts that a kernel's log may be in."""
+"""Starts of :attr:`Foreign.what` for texts that may be a kernel's log."""
 
 
 def may_be_log(path: str) -> bool:
     """Return whether a file that is no dump may be a kernel's log.
 
-    That is a text, whose start or end may be noise on a serial line.
+    A log is a text, of which the start or the end may be noise of a serial line.
 
-    :raises OSError: if it cannot be read
+    :raises OSError: if the file cannot be read
     """
     if not os.path.isfile(path):
         return False
@@ -309,7 +312,7 @@ def may_be_log(path: str) -> bool:
 
 
 def _is_readable(part: bytes) -> bool:
-    # A file system that was not unmounted ends files with blocks of zeros.
+    # After a crash, a file may end with blocks of zeros.
     part = part.strip(b"\0")
     control = sum(map(part.count, _CONTROL))
     is_wide = part.startswith(WIDE)
@@ -318,11 +321,12 @@ def _is_readable(part: bytes) -> bool:
 
 _NOISE = b"".join(_CONTROL[1:])
 _MOST_NOISE = 0.05
-"""Share of such bytes in a text with noise; compressed data have 0.08, memory more."""
+"""Maximum share of control bytes in a text with noise, zeros not counted; compressed
+data have 0.08, memory more."""
 
 
 def is_text(data: bytes) -> bool:
-    """Return whether data are a text, and not memory in which there are texts, too.
+    """Return whether data are a text, and not memory that contains texts.
 
     A text may have holes of zeros where the machine went down.
     """
@@ -331,7 +335,7 @@ def is_text(data: bytes) -> bool:
 
 
 def _by_name(path: str) -> Foreign | None:
-    """Return what a file is that has no signature that is known."""
+    """Return the kind of a file without a known signature, by its name's suffix."""
     if os.path.splitext(path)[1].lower() not in _HYPER_V:
         return None
     return Foreign(
@@ -341,13 +345,13 @@ def _by_name(path: str) -> Foreign | None:
 
 
 def _has_snapshot(path: str, magic: bytes, read: ReadAt) -> bool:
-    """Return whether it is a qcow2 image with a snapshot of a guest's memory.
+    """Return whether a file is a qcow2 image with a snapshot of a guest's memory.
 
-    :raises NotADumpError: if it may be one, but is of a kind that is not read
+    :raises NotADumpError: if it may have one, but is of a kind that is not read
     """
     if not magic.startswith(QCOW2):
         return False
-    # Few files are such images.
+    # Imported here, as few files are such images.
     from msatools.program.qemu_state import snapshots_with_state
 
     try:

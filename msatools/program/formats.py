@@ -35,7 +35,7 @@ def reader_of(fd: int) -> ReadAt:
     """Return a function that reads from an open file without moving its position."""
 
     def read(offset: int, size: int) -> bytes:
-        # No file reaches further, and no call takes such an offset.
+        # No file is larger, and the system call fails for larger offsets.
         return os.pread(fd, size, offset) if offset <= _MAX_OFFSET else b""
 
     return read
@@ -210,8 +210,8 @@ def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
     :raises EOFError: if the file ends within them
     :raises DamagedDataError: if they are too large for notes
     """
-    # The sections go first: the program headers of a separate debug file point to
-    # contents that it does not have.
+    # The sections go first, for build_id(): the program headers of a separate debug
+    # file point to contents that this file lacks.
     extents = [section for section in elf.sections if section.kind == _SHT_NOTE]
     extents += [segment for segment in elf.segments if segment.kind == _PT_NOTE]
     size = sum(extent.size for extent in extents)
@@ -276,9 +276,9 @@ UNCOMPRESSED = "uncompressed"
 _INCOMPLETE = 0x8
 
 NAMELESS = "Unknown"
-"""The machine in dumps by QEMU (seen in 7.2) for which it has no name."""
+"""The machine's name in dumps of machines for which QEMU (seen in 7.2) has none."""
 
-# arch/arm64/kernel/vmcore_info.c; no other architecture has it.
+# A line of VMCOREINFO that only arm64 has (arch/arm64/kernel/vmcore_info.c).
 _ARM64_LINE = b"NUMBER(kimage_voffset)="
 _VMCOREINFO_BYTES = 1 << 16
 
@@ -300,14 +300,14 @@ class Kdump(Struct, frozen=True):
     """``utsname.release``; empty in dumps that QEMU writes itself."""
 
     machine: str
-    """``utsname.machine``, such as ``x86_64``; ``Unknown`` in dumps that QEMU writes
-    itself of most architectures."""
+    """``utsname.machine``, such as ``x86_64``; for most architectures ``Unknown`` in
+    dumps that QEMU writes itself."""
 
     compression: str
     """``zlib``, ``lzo``, ``snappy``, ``zstd`` or ``uncompressed``."""
 
     compression_flag: int
-    """Its flag in the header and in page descriptors; 0 for none."""
+    """Flag of the compression in the header and in page descriptors; 0 for none."""
 
     incomplete: bool
     """Whether makedumpfile marked the dump as incomplete, having run out of space."""
@@ -358,7 +358,7 @@ def parse_kdump(read: ReadAt) -> Kdump:
         raise DamagedDataError("not a kdump")
     byteorder, word, status_offset = _shape(read)
 
-    # libkdumpfile takes a negative one for a later one.
+    # Unsigned, as libkdumpfile takes a negative version for a later one.
     version = _unpack(read, byteorder + "I", 8)[0]
     status, block_size, sub_header_blocks, bitmap_blocks = _unpack(
         read, byteorder + "Iiii", status_offset
@@ -379,7 +379,7 @@ def parse_kdump(read: ReadAt) -> Kdump:
             part = range(*_unpack(read, byteorder + "QQ", block_size + 16))
     if version >= 3 and word == 8:
         fields = _unpack(read, byteorder + "6Q", block_size + 32)
-        # Until version 4, there was VMCOREINFO only.
+        # Version 3 has VMCOREINFO only.
         pairs = zip(fields[::2], fields[1::2], strict=True)
         notes = [range(start, start + size) for start, size in pairs]
         notes = notes if version >= 4 else notes[:1]
@@ -419,7 +419,7 @@ def parse_kdump(read: ReadAt) -> Kdump:
 
 
 def is_nameless_arm64(read: ReadAt, header: Kdump) -> bool:
-    """Return whether a kdump is of arm64 and its header does not say so.
+    """Return whether a kdump is of arm64, but its header lacks the machine's name.
 
     :raises EOFError: if the file ends within VMCOREINFO
     """
@@ -434,8 +434,8 @@ def _shape(read: ReadAt) -> tuple[str, int, int]:
     """Find byte order, word size, and the offset of ``status`` in the header.
 
     The header does not store them. ``block_size`` is the kernel's page size, which is a
-    sound power of two with only one of the four combinations. If it is with two,
-    libkdumpfile may take the other one, and what is checked here is not what it reads.
+    sound power of two with only one of the four combinations. A header that fits two
+    is refused, as libkdumpfile may choose the one that was not checked here.
     """
     found = []
     # utsname is followed by a struct timeval: two words, aligned to a word.
@@ -462,21 +462,21 @@ def _kdump_utsname(read: ReadAt, index: int) -> str:
 
 # --- The parts of a kdump that makedumpfile --split wrote.
 #
-# Each has the headers and bitmaps of the whole, but the pages of a range of page frames
-# alone. What tells the parts apart are that range's ends in the sub header.
+# Each has the headers and bitmaps of the whole, but the pages of one range of page
+# frames only. The parts' headers differ only in that range's ends, in the sub header.
 
 
 _MOST_FILES = 4096
-"""Files of a directory that are looked at."""
+"""Maximum number of files in a directory that are checked to be a part."""
 
 SUB_HEADER_BYTES = 104
 _COMMON = ((0, 16), (32, 80), (96, SUB_HEADER_BYTES))
-"""Ranges of ``struct kdump_sub_header`` that all parts have the same: between them lie
-start_pfn and end_pfn, of 32 bits and then of 64."""
+"""Ranges of ``struct kdump_sub_header`` that are the same in all parts: between them
+lie start_pfn and end_pfn, of 32 bits and then of 64."""
 
 
 class DumpPart(Struct, frozen=True):
-    """One part."""
+    """One file of a split dump."""
 
     path: str
     pfns: range
@@ -486,9 +486,9 @@ class DumpPart(Struct, frozen=True):
 def find_parts(path: str, header: Kdump) -> list[DumpPart]:
     """Find all parts of a split dump in the directory of one of them.
 
-    :param header: The headers of that one.
-    :return: By page frame, without those that have no pages; *path* among them unless
-        it has none.
+    :param path: Path of that part.
+    :param header: Its headers.
+    :return: The parts that have pages, by page frame.
     """
     own = _head(path, header.block_size)
     directory = os.path.dirname(path)
@@ -501,7 +501,7 @@ def find_parts(path: str, header: Kdump) -> list[DumpPart]:
             with opened(name) as read:
                 pfns = parse_kdump(read).part
             if pfns:
-                # The same part may lie there twice.
+                # There may be two copies of a part.
                 parts.setdefault(pfns, DumpPart(name, pfns))
     return sorted(parts.values(), key=lambda part: part.pfns.start)
 
@@ -525,21 +525,21 @@ def _files(directory: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _head(path: str, block_size: int) -> bytes:
-    """Return a dump's headers without what differs between its parts."""
+    """Return the bytes of a dump's headers that are the same in all its parts."""
     with opened(path) as read:
         return read(0, block_size) + common(read(block_size, SUB_HEADER_BYTES))
 
 
 def common(sub_header: bytes) -> bytes:
-    """Return what a ``struct kdump_sub_header`` has that all parts have the same."""
+    """Return the bytes of a ``struct kdump_sub_header`` that all parts share."""
     return b"".join(sub_header[first:last] for first, last in _COMMON)
 
 
 # --- Reads of a flattened kdump as if it were not flattened.
 #
 # makedumpfile writes this form to a pipe: a list of pieces, each with its offset in the
-# kdump (struct makedumpfile_data_header, big-endian). A later piece replaces what an
-# earlier one has at the same offsets.
+# kdump (struct makedumpfile_data_header, big-endian). A later piece replaces an earlier
+# one where both have the same offsets.
 
 
 FLATTENED_SIGNATURE = b"makedumpfile\0\0\0\0"
@@ -549,23 +549,24 @@ _PIECE_HEADER = struct.Struct(">qq")
 END = b"\xff" * _PIECE_HEADER.size
 
 _NO_OFFSET = 1 << 63
-"""No file has a byte there."""
+"""Lowest offset that no file reaches."""
 
 _MAX_ODD_PIECES = 1 << 16
-"""Maximum number of pieces that are small, or lie before others: a file of many would
-take hours to open, in libkdumpfile even more than here."""
+"""Maximum number of pieces that are small, or come after pieces with higher offsets: a
+file with very many would take hours to open, even longer with libkdumpfile."""
 
 _SMALL = 4096
-"""Bytes that most pieces have at least: makedumpfile writes headers and bitmaps by the
-block, and pages by the MiB."""
+"""Minimum bytes of a piece that is not small: makedumpfile writes headers and bitmaps
+by the block, and pages by the MiB."""
 
 
 _Piece = tuple[int, int, int]
-"""Start and end in the kdump, and what to add for the position in the file."""
+"""Start and end offset in the kdump, and the number to add to an offset for the
+position in the file."""
 
 
 class FlatFile:
-    """The kdump in a flattened file."""
+    """A flattened kdump, read by the offsets of the kdump."""
 
     def __init__(self, read: ReadAt) -> None:
         """Find all pieces, to the end of the file.
@@ -573,8 +574,7 @@ class FlatFile:
         :raises DamagedDataError: if the offset or size of a piece is impossible
         """
         self._read_file = read
-        # Disjoint ranges of the kdump, ascending: start, end, and what to add to an
-        # offset for the position in the file.
+        # Disjoint _Pieces, ascending, as three columns.
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._shifts: list[int] = []
@@ -582,7 +582,7 @@ class FlatFile:
         """Whether the file ends within a piece. Whole pieces can be missing, too."""
 
         self.is_complete = self._find_pieces()
-        """Whether the list of pieces ends with the mark for it."""
+        """Whether the list of pieces ends with its end mark (:data:`END`)."""
 
     @property
     def size(self) -> int:
@@ -621,7 +621,7 @@ class FlatFile:
         return b"".join(parts)
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Return whether there is no hole from one offset to another."""
+        """Return whether there is no hole from *start* up to *end*."""
         first = bisect_right(self._starts, start) - 1
         last = bisect_right(self._starts, end - 1) - 1
         if first < 0 or self._ends[first] < start or self._ends[last] < end:
@@ -631,7 +631,7 @@ class FlatFile:
     def _find_pieces(self) -> bool:
         position = _HEADER_SIZE
         odd = 0
-        # Whether the file has all of a piece is known where it goes on.
+        # Inserted once the next header is read: then the file has all of this piece.
         last: _Piece | None = None
         while True:
             try:
@@ -654,7 +654,7 @@ class FlatFile:
             position += size
 
     def _insert_rest(self, start: int, end: int, shift: int) -> None:
-        """Add what the file has of its last piece."""
+        """Add the part of the last piece that the file has."""
         low, high = start, end
         while low < high:
             middle = (low + high) // 2
@@ -667,12 +667,12 @@ class FlatFile:
             self._insert(start, low, shift)
 
     def _insert(self, start: int, end: int, shift: int) -> None:
-        """Add a range, which replaces what is there."""
+        """Add a range, which replaces earlier ones where they overlap."""
         first = bisect_right(self._ends, start)
         last = bisect_right(self._starts, end - 1)
         pieces = [(start, end, shift)]
         if first < last:
-            # What remains of the ranges at either edge.
+            # The remaining parts of the ranges at either edge.
             before = (self._starts[first], start, self._shifts[first])
             after = (end, self._ends[last - 1], self._shifts[last - 1])
             pieces = [
@@ -685,23 +685,24 @@ class FlatFile:
 
 
 class Unflattened(NamedTuple):
-    """How to read a kdump."""
+    """Functions that read a kdump by its offsets, flattened or not."""
 
     tables: ReadAt
-    """Reads headers, bitmaps and descriptors: what a file without its end lacks reads
-    as zeros, which no descriptor is."""
+    """Reads headers, bitmaps and descriptors. If a flattened kdump lacks its end,
+    missing bytes are zeros, which are no valid descriptor."""
 
     pages: ReadAt
-    """Reads pages; less where the kdump has a hole."""
+    """Reads pages; fewer bytes where the kdump has a hole."""
 
     size: int
 
 
 def unflattened(read: ReadAt, size: int) -> Unflattened:
-    """Return how to read a kdump, flattened or not.
+    """Return the functions that read a kdump, flattened or not.
 
+    :param read: Reads the file.
     :param size: Size of the file in bytes.
-    :raises DamagedDataError: if it is flattened, and a piece is impossible
+    :raises DamagedDataError: if the file is flattened, and a piece is impossible
     """
     if read(0, len(FLATTENED_SIGNATURE)) != FLATTENED_SIGNATURE:
         return Unflattened(read, read, size)
@@ -712,21 +713,21 @@ def unflattened(read: ReadAt, size: int) -> Unflattened:
 
 # --- The headers of a flattened kdump without its end, as a file of their own.
 #
-# libkdumpfile opens no flattened kdump that lacks its end. makedumpfile writes headers
-# and bitmaps first, so that these are there.
+# libkdumpfile opens no flattened kdump that lacks its end. Headers and bitmaps are not
+# lost, as makedumpfile writes them first.
 
 
 _AT_ONCE = 1 << 20
 
 _copied: dict[str, int] = {}
-"""Maps the path of a dump to the open file that has its headers."""
+"""Maps the path of a dump to the descriptor of the file with its headers."""
 
 
 def copy(path: str) -> None:
     """Copy the headers of a dump, if it is a flattened kdump without its end.
 
-    That has to be done before a sandbox forbids to write. What is wrong with the file
-    is told by who opens it.
+    It must be called before a sandbox forbids writes. Errors are ignored here: opening
+    the dump reports them.
     """
     # Opening a FIFO without a writer would block.
     if not os.path.isfile(path):
@@ -740,11 +741,11 @@ def copy(path: str) -> None:
 
 
 def take(path: str) -> int:
-    """Return an open file with the headers; the caller closes it.
+    """Return the descriptor of a file with a dump's headers; the caller closes it.
 
-    :raises DamagedDataError: if they contradict themselves
-    :raises EOFError: if they are not all there
-    :raises OSError: if the dump cannot be read, or nothing be written
+    :raises DamagedDataError: if the headers contradict themselves
+    :raises EOFError: if the dump ends within its headers or bitmaps
+    :raises OSError: if the dump cannot be read, or the copy not be written
     """
     headers = _copied.pop(path, None)
     if headers is not None:
@@ -759,7 +760,7 @@ def _copied_of(flat: FlatFile) -> int:
         raise EOFError("the file ends before its pages can be found")
     headers = os.memfd_create("headers of a kdump", os.MFD_CLOEXEC)
     try:
-        # What is not written is a hole; of the bitmaps the file has all.
+        # Ranges that are not written stay holes; the file has all of the bitmaps.
         os.ftruncate(headers, flat.size)
         for span in (
             range(2 * header.block_size),
@@ -778,10 +779,10 @@ def _copied_of(flat: FlatFile) -> int:
 
 
 def _flat_utsname(header: Kdump) -> bytes:
-    """Return what QEMU leaves blank, without which libkdumpfile searches all pages.
+    """Return the fields of utsname that QEMU leaves blank, all but the machine.
 
-    Its own headers say nothing of these but the machine: here they only have to be
-    there, as the kernel's release comes from VMCOREINFO.
+    If they are blank, libkdumpfile searches all pages for them. The values do not
+    matter, as the kernel's release comes from VMCOREINFO.
     """
     fields = ("Linux", "(none)", "(unknown)", "(unknown)", header.machine, "(none)")
     return b"".join(field.encode().ljust(UTSNAME_FIELD, b"\0") for field in fields)

@@ -22,8 +22,8 @@ from msatools.program.formats import Kdump, ReadAt, read_exactly, reader_of, unf
 
 # --- Decompression of a kdump's pages, by the fastest library for each format.
 #
-# It stands in for the part in C. The libraries are the optional extra fast. Without
-# them, too, a dump is left to libkdumpfile.
+# It is used if the part in C was not built. The libraries are the optional extra
+# msatools[fast]. Without a library, too, a dump is left to libkdumpfile.
 
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -31,12 +31,12 @@ _ZSTD_DESCRIPTOR = b"\x60"
 """Frame header descriptor: a single segment, with its content size in 16 bits."""
 
 _ZSTD_SIZE_BIAS = 256
-"""A content size in 16 bits is stored minus this."""
+"""Number that is subtracted from a content size before it is stored in 16 bits."""
 
 
 _LZO_EXCESS = 64 << 20
-"""Bytes beyond that of a page to which blocks of a dump may expand, all together: those
-of a sound dump do not."""
+"""Maximum bytes, in total, by which blocks of a dump may expand to more than a page;
+blocks of a sound dump do not."""
 
 
 class Codec(NamedTuple):
@@ -48,7 +48,7 @@ class Codec(NamedTuple):
     """
 
     decompress: Callable[[bytes], bytes]
-    """Returns the content of a block; the caller must check that it is a page."""
+    """Returns the contents of a block; the caller must check that they are a page."""
 
     errors: tuple[type[Exception], ...]
     """Exceptions of :attr:`decompress` for damaged blocks."""
@@ -61,8 +61,8 @@ def find_codec(compression: str, page_size: int) -> Codec | None:
     """
     Find the codec for pages of *page_size* bytes.
 
-    :param compression: Its name in :mod:`msatools.program.formats`.
-    :return: ``None`` if it is unknown, or its library is not installed.
+    :param compression: Name of the compression, as in :mod:`.formats`.
+    :return: ``None`` if the compression is unknown, or its library not installed.
     """
     make = _CODECS.get(compression)
     if make is None:
@@ -74,7 +74,7 @@ def find_codec(compression: str, page_size: int) -> Codec | None:
 
 
 def _zlib(page_size: int) -> Codec:
-    # It expands a byte to about a thousand at most.
+    # No Codec.start is needed: zlib expands a byte to about a thousand at most.
     try:
         from zlib_ng import zlib_ng as library
     except ImportError:
@@ -83,18 +83,18 @@ def _zlib(page_size: int) -> Codec:
 
     def decompress(block: bytes) -> bytes:
         stream = begin()
-        # One byte more than a page, so that it gets to the end of a sound one.
+        # One byte more than a page, so that a sound stream is read to its end.
         page = stream.decompress(block, page_size + 1)
         return page if stream.eof else b""
 
-    # Its stub file declares the class as an instance.
+    # The library's stub file declares the class as an instance.
     return Codec(decompress, (error,))  # type: ignore[arg-type]
 
 
 def _lzo(page_size: int) -> Codec:
     from lzallright import LZOCompressor, LZOError
 
-    # It expands a byte to 255 at most, and the library has no bound for a block.
+    # LZO expands a byte to 255 at most, but the library has no bound for a block.
     room = _LZO_EXCESS
 
     def decompress(block: bytes) -> bytes:
@@ -162,52 +162,55 @@ _CODECS: dict[str, Callable[[int], Codec]] = {
 _VERSION = 1
 
 _ZSTD = "libzstd.so.1"
-"""The system's library: package managers and systemd need it as well."""
+"""The system's library, which is installed anyway: package managers need it, too."""
 
 
 class Form(NamedTuple):
     """How the pages of a dump are stored."""
 
     compression: str
-    """Its name in :mod:`msatools.program.formats`."""
+    """Name of the compression, as in :mod:`msatools.program.formats`."""
 
     flag: int
-    """Its flag in descriptors of pages."""
+    """Flag of the compression in descriptors of pages."""
 
     page_size: int
     file_size: int
 
 
 LEFT, HERE, CUT = range(3)
-"""States of a page: left to libkdumpfile, as it is not kept, damaged, or unknown here;
-read; and beyond the end of the file."""
+"""States of a page. ``LEFT``: left to libkdumpfile, as the page is not in the dump,
+damaged, or compressed in an unknown way. ``HERE``: read. ``CUT``: the page lies beyond
+the end of the file."""
 
 
 class Room(NamedTuple):
-    """Where pages go."""
+    """Arrays into which pages are read."""
 
     data: npt.NDArray[np.uint8]
-    """A row of bytes for each page: zeros unless it is :data:`HERE`."""
+    """A row of bytes for each page: zeros unless the page is :data:`HERE`."""
 
     states: npt.NDArray[np.uint8]
 
 
 Descriptors = npt.NDArray[np.int64]
 """Three words of each ``struct page_desc``: offset; size and flags, of 32 bits each;
-flags of the page. Of unsigned numbers, negative ones are impossible."""
+flags of the page. The file has unsigned numbers; those that are negative here are
+impossible."""
 
 Unpack = Callable[[Descriptors, Callable[[int, int], bytes], Room], None]
-"""Reads and decompresses the pages of at most :data:`_BATCH` descriptors. It is given a
-function that reads as many bytes from an offset on; fewer if the disk fails."""
+"""``unpack(descriptors, read, room)`` reads and decompresses the pages of at most
+:data:`_BATCH` descriptors. ``read(offset, size)`` returns fewer bytes if the disk
+fails."""
 
 
 def find_unpack(form: Form) -> Unpack | None:
     """
-    Find how pages are read and decompressed.
+    Return the function that reads and decompresses pages.
 
-    The result must not be used by two threads at once.
+    It must not be used by two threads at once.
 
-    :return: ``None`` if nothing that knows the compression is installed.
+    :return: ``None`` if no library for the compression is installed.
     """
     is_stored = form.compression == formats.UNCOMPRESSED
     if not is_stored and form.compression not in _CODECS:
@@ -224,7 +227,7 @@ def find_unpack(form: Form) -> Unpack | None:
 
 
 class _Method(ctypes.Structure):
-    """``struct method``."""
+    """``struct method`` of _kdump.c."""
 
     _fields_ = (
         ("kind", ctypes.c_int64),
@@ -239,7 +242,7 @@ class _Method(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the part in C; ``None`` if it was not built, or is not wanted."""
+    """Return the part in C; ``None`` if it was not built, or is turned off."""
     return _loaded() if native.is_wanted() else None
 
 
@@ -261,7 +264,7 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 def _set_zstd(method: _Method) -> bool:
-    """Set what the part in C needs of libzstd; return whether it is there."""
+    """Set the members for libzstd; return whether libzstd is installed."""
     try:
         library = ctypes.CDLL(_ZSTD)
         create, free = library.ZSTD_createDCtx, library.ZSTD_freeDCtx
@@ -284,7 +287,7 @@ class _InC:
     def __init__(self, loaded: ctypes.CDLL, method: _Method) -> None:
         self._plan, self._unpack = loaded.msa_kdump_plan, loaded.msa_kdump_unpack
         self._method = method
-        # struct block, and struct run.
+        # Arrays of struct block and of struct run (_kdump.c).
         self._blocks = np.empty((2 * _BATCH, 4), np.int64)
         self._runs = np.empty((_BATCH, 4), np.int64)
         self._at = self._blocks.ctypes.data, self._runs.ctypes.data
@@ -335,14 +338,14 @@ def _unpack_in_python(
             page = data[first:last]
             if flag:
                 page = _decompressed(codec, page)
-            # A block is short if the disk failed.
+            # A stored page is short if the disk failed.
             if len(page) == form.page_size:
                 room.data[row] = np.frombuffer(page, np.uint8)
                 room.states[row] = HERE
 
 
 def _decompressed(codec: Codec | None, block: bytes) -> bytes:
-    """Decompress a block; nothing if it is damaged."""
+    """Return the contents of a block; empty if it is damaged."""
     if codec is None or not block.startswith(codec.start):
         return b""
     try:
@@ -360,7 +363,7 @@ def _decompressed(codec: Codec | None, block: bytes) -> bytes:
 DESCRIPTOR_BYTES = 24
 
 _AT_ONCE = 1 << 14
-"""Number of descriptors to check at a time: more do not fit into a CPU's cache."""
+"""Number of descriptors to check at a time: as many as fit into a CPU's cache."""
 
 _MAP_BITMAP_READ = 1 << 20
 
@@ -369,19 +372,19 @@ _FLAGS = 0x1 | 0x2 | 0x4 | 0x20
 
 
 class DescriptorCheck(NamedTuple):
-    """What the descriptors of a dump say of its file."""
+    """Result of :func:`check_descriptors`."""
 
     bad: int
-    """Pages that cannot be read: not in the file, or of an impossible size."""
+    """Number of pages that are not in the file, or of an impossible size or flag."""
 
     is_cut: bool
     """Whether the file ends within a page, or where one should begin."""
 
 
 def check_descriptors(read: ReadAt, header: Kdump, size: int) -> DescriptorCheck:
-    """DescriptorCheck all descriptors against the size of the file.
+    """Check all page descriptors against the size of the file.
 
-    libkdumpfile trusts them: it maps the file, and a page that is not in it ends the
+    libkdumpfile trusts them. It maps the file: a page that is not in the file ends the
     process by SIGBUS, or reads as zeros.
 
     :param size: Size of the kdump in bytes.
@@ -402,7 +405,7 @@ def check_descriptors(read: ReadAt, header: Kdump, size: int) -> DescriptorCheck
 
 
 def kept_pages(read: ReadAt, header: Kdump) -> int:
-    """Count the descriptors of a dump.
+    """Count the pages of a dump, which is the number of its descriptors.
 
     :raises EOFError: if the file ends within its bitmaps
     """
@@ -417,7 +420,10 @@ def kept_pages(read: ReadAt, header: Kdump) -> int:
 
 
 def _bits(read: ReadAt, offset: int, first: int, last: int) -> int:
-    """Count the bits of a bitmap from one to another."""
+    """Count the bits that are set in a bitmap from *first* up to *last*.
+
+    :param offset: Offset of the bitmap in the file; *last* is not included.
+    """
     start = first // 8
     data = read_exactly(read, offset + start, (last + 7) // 8 - start)
     bits = int.from_bytes(data, "little") >> first % 8
@@ -425,7 +431,7 @@ def _bits(read: ReadAt, offset: int, first: int, last: int) -> int:
 
 
 class _Rows:
-    """Some descriptors."""
+    """Columns of some page descriptors."""
 
     def __init__(self, table: bytes, byteorder: str) -> None:
         fields = np.frombuffer(
@@ -442,7 +448,7 @@ class _Rows:
         self._flags: npt.NDArray[np.uint32] = fields["flags"]
 
     def are_good(self, data: int, size: int, page_size: int) -> bool:
-        """Return whether all descriptors are certainly good, at the least cost."""
+        """Return whether all descriptors pass a quick check; see :meth:`good`."""
         sizes = self._sizes
         return bool(
             int(self._offsets.min()) >= data
@@ -453,7 +459,7 @@ class _Rows:
         )
 
     def good(self, data: int, size: int, page_size: int) -> npt.NDArray[np.bool_]:
-        """Return which pages can be read.
+        """Return whether each page can be read.
 
         :param data: Offset of the first byte that can belong to a page.
         :param size: Size of the file.
@@ -467,7 +473,7 @@ class _Rows:
         return good
 
     def is_cut(self, size: int, page_size: int) -> bool:
-        """Return whether one of these pages is where the file ends."""
+        """Return whether the file ends within or directly before one of these pages."""
         sizes = self._sizes
         at_end = (self._offsets <= size) & (self._offsets + sizes > size)
         return bool((at_end & (sizes > 0) & (sizes <= page_size)).any())
@@ -504,10 +510,11 @@ _BATCH = 1024
 """Maximum number of pages to read at a time, to bound the memory used."""
 
 _MAX_GAP = 16384
-"""Number of bytes that are faster to read in vain than by another system call."""
+"""Maximum bytes between two pages that are read at once: reading and dropping them is
+faster than another system call."""
 
 
-# Without zeros, which take as long as decompressing some of the pages.
+# Not bytearray(size): filling it with zeros takes as long as decompressing some pages.
 _new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _new_bytearray.argtypes = ctypes.c_char_p, ctypes.c_ssize_t
 _new_bytearray.restype = ctypes.py_object
@@ -517,7 +524,7 @@ class PageData(NamedTuple):
     """Pages in one piece of memory."""
 
     data: bytearray
-    """Page after page; zeros instead of those that are not :data:`HERE`."""
+    """The pages one after the other; zeros for a page that is not :data:`HERE`."""
 
     states: npt.NDArray[np.uint8]
     """:data:`LEFT`, :data:`HERE` or :data:`CUT`, for each page."""
@@ -526,12 +533,12 @@ class PageData(NamedTuple):
 
     @classmethod
     def empty(cls, count: int, page_size: int) -> "PageData":
-        """Return room for pages, all :data:`LEFT`; what is in them has to be set."""
+        """Return room for pages, all :data:`LEFT`; the caller must set all bytes."""
         data: bytearray = _new_bytearray(None, count * page_size)
         return cls(data, np.zeros(count, np.uint8), page_size)
 
     def room(self) -> Room:
-        """Return the pages as rows, to be set."""
+        """Return the pages and states as arrays that the caller can set."""
         rows = np.frombuffer(self.data, np.uint8).reshape(-1, self.page_size)
         return Room(rows, self.states)
 
@@ -603,7 +610,7 @@ class KdumpPages:
         self._table_offset = header.table_offset
         self._kept_before = _count(self._read_file, self._bitmap_offset, half)
         self._pieces: dict[int, Pfns] = {}
-        # A part of several has the bitmaps of the whole, but its own descriptors only.
+        # A part of a split dump has all parts' bitmaps, but only its own descriptors.
         self._before_part = self._kept_below(self.pfns.start)
 
     def read(self, pfns: Pfns) -> list[bytes | None]:
@@ -611,11 +618,10 @@ class KdumpPages:
         Read pages.
 
         :param pfns: In any order, with repetitions and :data:`NO_PFN`.
-        :return: A page for each, in the same order. :data:`CUT_OFF` if it lies beyond
-            the end of the file: libkdumpfile returns zeros for such a page or, as it
-            maps the file, ends the process by SIGBUS (seen in that of drgn 0.3's
-            wheel). ``None`` if it is left to libkdumpfile: not kept, damaged, or
-            unknown here.
+        :return: A page for each, in the same order. :data:`CUT_OFF` if the page lies
+            beyond the end of the file: libkdumpfile returns zeros for such a page or,
+            as it maps the file, gets SIGBUS (seen with drgn 0.3's wheel). ``None`` if
+            the page is left to libkdumpfile (:data:`LEFT`).
         """
         return self.read_together(pfns).listed()
 
@@ -645,9 +651,9 @@ class KdumpPages:
         return bool(self._indices(np.array([pfn], np.int64))[0] >= 0)
 
     def kept_ranges(self) -> Iterator[range]:
-        """Yield the page frames of the dump, those that follow each other at once.
+        """Yield the ranges of page frames that the dump has, each as long as possible.
 
-        They are read with the bitmap, a piece at a time.
+        The bitmap is read a piece at a time.
         """
         start = end = self.pfns.start
         for piece in range(start >> _PIECE_SHIFT, -(-self.pfns.stop >> _PIECE_SHIFT)):
@@ -742,7 +748,7 @@ class SplitPages:
     """The pages of a kdump that was split into several files."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Open its parts, as :class:`KdumpPages` opens each.
+        """Open the parts; raise as :class:`KdumpPages` does for each.
 
         :param paths: Parts that have pages, by page frame.
         """
@@ -771,7 +777,7 @@ class SplitPages:
         return self._parts[number].is_kept(pfn)
 
     def _numbers(self, pfns: Pfns) -> npt.NDArray[np.int64]:
-        """Return the part to ask for each page."""
+        """Return the index of the only part that may have each page."""
         numbers = np.searchsorted(self._starts, pfns, side="right") - 1
         return np.maximum(numbers, 0).astype(np.int64)
 
@@ -785,8 +791,8 @@ def _runs(
     """
     Yield the runs of neighbours to read at once.
 
-    :param starts: Ascending offsets in the file, at most :data:`_BATCH`.
-    :param ends: Their ends, at most a page further.
+    :param starts: Ascending offsets in the file, at most :data:`_BATCH` of them.
+    :param ends: End of each, at most a page after its start.
     :return: Rows of each run, and the start and end of its read.
     """
     far = np.flatnonzero(starts[1:] - ends[:-1] > _MAX_GAP) + 1
@@ -798,7 +804,7 @@ def _runs(
 
 
 def _count(read: ReadAt, start: int, size: int) -> npt.NDArray[np.int64]:
-    """Count the pages kept before each piece of the bitmap."""
+    """Count the pages kept before each piece of the bitmap, and in all (the last)."""
     counts = [0]
     for offset in range(start, start + size, _PAGE_BITMAP_READ):
         data = read_exactly(read, offset, min(_PAGE_BITMAP_READ, start + size - offset))

@@ -39,7 +39,7 @@ table levels.
 """
 
 _KERNEL_START = "msatools.kernel start"
-"""Key of the program's cache."""
+"""Key in ``prog.cache`` of :func:`kernel_start`."""
 
 
 def kernel_start(prog: drgn.Program) -> int:
@@ -98,8 +98,7 @@ def map_vmalloc(prog: Program) -> bool:
     """
     Let drgn read vmalloc() memory and modules of a dump with cached page tables.
 
-    It must be called before :func:`msatools.program.linear.map_linear`, whose segments
-    take precedence.
+    It must be called before :func:`map_linear`, whose segments take precedence.
 
     :return: Whether the format of this kernel's tables is known.
     """
@@ -114,7 +113,7 @@ def map_vmalloc(prog: Program) -> bool:
 
 
 def page_tables(prog: Program) -> "VmallocTables | None":
-    """Return the kernel's page tables; ``None`` if they are not found."""
+    """Return a dump's kernel page tables; ``None`` if not found, or the kernel runs."""
     form = table_format(prog)
     if form is None or prog.flags & ProgramFlags.IS_LIVE:
         return None
@@ -160,7 +159,7 @@ def _by_drgn(prog: Program, address: int) -> int | None:
 
 
 class VmallocTables(TableWalk):
-    """The kernel's page tables, and reads through them."""
+    """The kernel's page tables, each read once, and reads of the memory they map."""
 
     def __init__(self, prog: Program, root: int, form: TableFormat) -> None:
         """
@@ -171,7 +170,10 @@ class VmallocTables(TableWalk):
         self._read = prog.read
 
     def read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
-        """Read memory, with one read for pages that are physically contiguous."""
+        """Read memory for drgn (:meth:`drgn.Program.add_memory_segment`).
+
+        Pages that are physically contiguous take one read.
+        """
         parts: list[bytes] = []
         end = address + count
         while address < end:
@@ -253,11 +255,11 @@ class VmallocTables(TableWalk):
 #
 # QEMU's dumps and kdumps have physical addresses only, so that drgn walks the kernel's
 # page tables for each read, with four or five more reads. All memory is mapped linearly
-# (the direct map), and the kernel's image, too; almost all reads go to one of these.
+# (the direct map), and the kernel's image, too; almost all reads go to these mappings.
 
 
 _DIRECT_MAP = "msatools.direct map"
-"""Key of the program's cache."""
+"""Key in ``prog.cache`` of the program's :class:`DirectMap`."""
 
 _MAX_BYTES = 1 << 52
 """Maximum size of physical memory: addresses have 52 bits at most."""
@@ -274,7 +276,7 @@ def map_linear(prog: Program) -> list[Piece]:
 
     A piece is skipped if the page tables map either end elsewhere.
 
-    :return: The pieces; empty if nothing is known of the architecture.
+    :return: The pieces that drgn reads so; empty for an unknown architecture.
     """
     memory = [piece for piece in _all_memory(prog) if _is_mapped(prog, piece)]
     pieces = memory + [piece for piece in _image(prog) if _is_mapped(prog, piece)]
@@ -289,8 +291,8 @@ class DirectMap:
     """
     The range where all physical memory is mapped, and those of vmalloc(), if known.
 
-    Callers with many reads translate addresses in them themselves and read physical
-    memory: drgn's call back to this module takes half the time of a read.
+    Callers with many reads translate addresses by it and read physical memory: drgn's
+    call back to this module would take half the time of a read.
     """
 
     __slots__ = ("paged", "physical", "size", "start", "tables")
@@ -298,12 +300,12 @@ class DirectMap:
     def __init__(self) -> None:
         self.start = self.size = self.physical = 0
         self.paged: Sequence[tuple[int, int]] = ()
-        """Start and size of each range that the tables map."""
+        """Start and size of each range of vmalloc() memory that *tables* map."""
 
         self.tables: VmallocTables | None = None
 
     def set(self, piece: Piece) -> None:
-        """Set the range, for all users of this object."""
+        """Set the direct map's range, for all users of this object."""
         self.start, self.size, self.physical = piece
 
     def set_paged(
@@ -313,8 +315,8 @@ class DirectMap:
         self.paged, self.tables = paged, tables
 
     def is_paged(self, address: int, size: int) -> bool:
-        """Return whether a piece of memory is in one of those ranges."""
-        # Not any(), which takes three times as long: this is asked for many reads.
+        """Return whether a piece of memory is in one of the :attr:`paged` ranges."""
+        # Not any(), which takes three times as long: most reads call this.
         for start, whole in self.paged:
             if 0 <= address - start <= whole - size:
                 break
@@ -323,7 +325,7 @@ class DirectMap:
         return True
 
     def places(self, addresses: Words, sizes: Words) -> list[int]:
-        """Return where in physical memory each piece of vmalloc() memory lies.
+        """Return the physical address of each piece of vmalloc() memory.
 
         :return: -1 for a piece that is not within one page, or not known to be mapped.
         """
@@ -347,7 +349,7 @@ def direct_map(prog: Program) -> DirectMap:
 def page_address(prog: Program, pfn: int) -> int:
     """Return the address of a page in the direct map.
 
-    :raises MissingError: if it is not known where this architecture maps memory
+    :raises MissingError: if the direct map of this architecture is unknown
     """
     try:
         return int(ask(pfn_to_virt, prog, pfn).value_())
@@ -360,7 +362,7 @@ def page_address(prog: Program, pfn: int) -> int:
 
 
 def forget_direct_map(prog: Program) -> None:
-    """Let readers use drgn's memory segments, as tests overlay memory with them."""
+    """Make readers use drgn's memory segments, with which tests overlay memory."""
     direct_map(prog).set(Piece(0, 0, 0))
     direct_map(prog).set_paged((), None)
 
@@ -391,7 +393,7 @@ def _image(prog: Program) -> Iterator[Piece]:
 
 
 def _is_mapped(prog: Program, piece: Piece) -> bool:
-    """Return whether the page tables agree on both ends of a piece."""
+    """Return whether page tables map both ends of a piece to its physical addresses."""
     if not 0 < piece.size <= _MAX_BYTES:
         return False
     try:

@@ -42,7 +42,7 @@ from msatools.selfdesc.find import (
 _OPEN_FILES = "/proc/self/fd"
 
 _KCORE_NAME = "msatools.kcore"
-"""Key of a program's :class:`Segments` in its cache."""
+"""Key in ``prog.cache`` of the program's :class:`Segments`."""
 
 _IDENT = b"\x7fELF\2"
 _HEADER_BYTES = 64
@@ -69,7 +69,7 @@ class Segment(NamedTuple):
     """Offset of its first byte in the file."""
 
     def contains(self, address: int, physical: bool) -> bool:
-        """Return whether an address lies in it."""
+        """Return whether the segment contains an address."""
         start = self.physical if physical else self.address
         return start != _NOWHERE and start <= address < start + self.size
 
@@ -80,22 +80,22 @@ Table = tuple[Segment, ...]
 class Segments:
     """The current segments of a /proc/kcore that drgn has open.
 
-    drgn itself reads segments that are unchanged since it opened the file. Segments
-    that changed are read here, also with one pread() per read.
+    drgn itself reads segments that are unchanged since it opened the file. This class
+    reads segments that changed, also with one pread() per read.
     """
 
     def __init__(self, path: str = KCORE) -> None:
         """
-        :raises OSError: if it cannot be opened or read
+        :raises OSError: if the file cannot be opened or read
         """
         self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
         self._known: Table = ()
-        """The table that drgn and this object read by."""
+        """The table that drgn and this object use."""
 
         self._headers = b""
-        """The headers with that table, if they were read."""
+        """The ELF headers with that table; empty if not read yet."""
 
         self._ascending: list[Segment] = []
         self._starts: list[int] = []
@@ -113,14 +113,14 @@ class Segments:
             os.close(fd)
 
     def know(self, table: Table) -> None:
-        """Read by a table from now on."""
+        """Use *table* for reads from now on."""
         self._known = table
         self._headers = b""
         self._ascending = sorted(table)
         self._starts = [segment.address for segment in self._ascending]
 
     def refresh(self, prog: Program) -> bool:
-        """Let drgn read by the current table; return whether it had changed."""
+        """Let drgn use the current table; return whether the table had changed."""
         known, current = self._known, self.look()
         if current == known:
             return False
@@ -136,7 +136,7 @@ class Segments:
     def is_unchanged(self) -> bool:
         """Return, with one read, whether the table is still the one in use."""
         if self._headers:
-            # Usually they are the same to the byte.
+            # The usual case without parsing: the headers are the same to the byte.
             headers = os.pread(self._fd, len(self._headers), 0)
             if headers == self._headers:
                 return True
@@ -148,7 +148,7 @@ class Segments:
         return True
 
     def is_moved(self) -> bool:
-        """Return whether the table in use has wrong offsets now."""
+        """Return whether a segment of the table in use has another file offset now."""
         current = _read_table(self._fd, len(self._known))
         offsets = {segment.address: segment.offset for segment in current}
         return any(
@@ -177,7 +177,7 @@ class Segments:
     def _find(self, address: int, physical: bool) -> Segment:
         """Find the segment that contains an address; of several, the last in the table.
 
-        Kernel text is contained in two: it is also part of RAM.
+        Two segments contain the kernel's text by physical address, as it is in RAM.
         """
         if physical:
             for segment in reversed(self._known):
@@ -221,8 +221,9 @@ def steady(prog: Program) -> Iterator[None]:
 def kcore_steady(prog: Program) -> Iterator[None]:
     """Run a report on the current /proc/kcore, and check afterwards that it is valid.
 
-    Memory added during the report is not in it. Memory removed meanwhile reads as zeros
-    (fs/proc/kcore.c). For programs that do not read /proc/kcore this does nothing.
+    The report lacks memory that is added during it. Memory that is removed during it
+    reads as zeros (fs/proc/kcore.c). Programs that do not read /proc/kcore need no
+    check, and get none.
 
     :raises MovedError: if the data that were read may be wrong, even if the report
         failed otherwise
@@ -246,9 +247,9 @@ def is_unchanged(prog: Program) -> bool:
     """
     Return whether all reads from /proc/kcore so far used the right offsets.
 
-    It costs less than :func:`kcore_steady`, for callers that read little and often.
-    After memory was added or removed it returns False until :func:`kcore_steady` is
-    called.
+    This check costs less than :func:`kcore_steady`, for callers that read little and
+    often. Once memory was added or removed, the result is False until
+    :func:`kcore_steady` is called.
     """
     segments = _segments_of(prog)
     return segments is None or segments.is_unchanged()
@@ -284,7 +285,7 @@ def _is_named_kcore(fd: int) -> bool:
     try:
         path = os.readlink(f"{_OPEN_FILES}/{fd}")
     except FileNotFoundError:
-        # The descriptor that os.listdir() used.
+        # The descriptor that os.listdir() used is closed by now.
         return False
     # proc may be mounted elsewhere; reopening another file of that name is harmless.
     return os.path.basename(path) == os.path.basename(KCORE)
@@ -303,7 +304,7 @@ def _segments_of(prog: Program) -> Segments | None:
     return found
 
 
-# Computed once, for the sake of queries.
+# Computed once, so that queries are fast.
 _RUNNING = ProgramFlags.IS_LIVE | ProgramFlags.IS_LOCAL | ProgramFlags.IS_LINUX_KERNEL
 
 
@@ -314,7 +315,7 @@ def _is_kcore(prog: Program) -> bool:
 def _read_table(fd: int, count: int) -> Table:
     """Read the table of segments with one read, so that it is consistent.
 
-    :param count: Expected number of segments; if it is wrong, read again.
+    :param count: Expected number of segments; if it is wrong, the read is repeated.
     """
     entries = count + 1  # PT_NOTE
     for _ in range(_ATTEMPTS):
@@ -343,16 +344,16 @@ def _segments(data: bytes, order: str) -> Iterator[Segment]:
 #
 # drgn asks QEMU only for the addresses of the guest's memory within QEMU's own, and for
 # the VMCOREINFO note, by a dump of one byte (QEMU stops the guest for that, less than a
-# millisecond if no disk is slow to flush). It reads memory with process_vm_readv(),
-# which neither QEMU nor the guest notices; if that is not permitted or not possible, it
-# has QEMU's monitor print memory, 1 KiB at a time.
+# millisecond if no disk is slow to flush). drgn reads memory with process_vm_readv(),
+# which affects neither QEMU nor the guest; if that is not permitted or not possible,
+# QEMU's monitor prints memory for drgn, 1 KiB at a time.
 
 
 _TIMEOUT_S = 5.0
 """Maximum time for any answer of QEMU."""
 
 _QMP_NAME = "msatools.qmp"
-"""Key of a program's :class:`_Guest` in its cache."""
+"""Key in ``prog.cache`` of the program's :class:`_Guest`."""
 
 _MAX_EVENTS_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
@@ -367,8 +368,8 @@ def open_guest(address: str) -> Program:
 
     :param address: Path of a Unix socket, or ``host:port``.
     :raises NotPermittedError: if this user may not connect
-    :raises TargetError: if nothing listens there, if it is not a free QMP socket, if
-        QEMU does not answer, or if the guest provides no VMCOREINFO
+    :raises TargetError: if nothing listens there, if the socket is not QMP's or not
+        free, if QEMU does not answer, or if the guest provides no VMCOREINFO
     """
     prog = Program()
     connection = connect(address)
@@ -397,12 +398,10 @@ def open_guest(address: str) -> Program:
 
 
 def connect(address: str) -> socket.socket:
-    """Connect, and wait for QMP's greeting.
+    """Connect, and wait for QMP's greeting, which is left in the socket for drgn.
 
-    drgn would wait forever on a socket that another client uses: so wait for the
-    greeting here, and leave it in the socket for drgn. drgn would also wait forever for
-    answers of a QEMU that hangs after the greeting: so limit the time to send and
-    receive.
+    drgn would wait forever for the greeting if another client uses the socket, and for
+    answers of a QEMU that hangs later: so the time to send and receive is limited, too.
 
     :param address: Path of a Unix socket, or ``host:port``.
     :raises NotPermittedError: if this user may not connect
@@ -534,7 +533,7 @@ class _Guest:
         self._identity: Identity | None = None
 
     def learn(self, prog: Program) -> None:
-        """Identify the kernel, unless that is done, or too early in its boot."""
+        """Identify the kernel, unless that was done, or its boot is too early."""
         if self._identity is None:
             try:
                 self._identity = _identify(prog)
@@ -544,9 +543,9 @@ class _Guest:
                 raise self.explain(error) from error
 
     def check(self, prog: Program) -> None:
-        """Check that QEMU still answers and runs the same kernel.
+        """Check that QEMU still answers and that its guest runs the same kernel.
 
-        :raises TargetError: if not
+        :raises TargetError: if it does not
         """
         if "RESET" in self._events():
             raise self._restarted()
@@ -580,7 +579,7 @@ class _Guest:
         return _gone(self.address)
 
     def _abandon(self) -> None:
-        """End the connection: a late answer would be taken as that of a later read."""
+        """End the connection, so that no late answer is taken for a later one."""
         with (
             suppress(OSError),
             socket.socket(fileno=os.dup(self._descriptor)) as connection,
@@ -637,9 +636,9 @@ def _event(line: bytes) -> str | None:
 def _identify(prog: Program) -> Identity | None:
     """Return the identity of this boot of the kernel.
 
-    It consists of the address of the task kthreadd, which never ends, its start time in
-    ns, and the random stack canary of the boot. It changes with a reset, kexec or
-    another kernel alike.
+    This is the address of the task kthreadd, which never exits, its start time in ns,
+    and the random stack canary of the boot. A reset, kexec or another kernel changes
+    it.
 
     :return: ``None`` before kthreadd exists.
     """
@@ -668,7 +667,7 @@ def _identify(prog: Program) -> Identity | None:
 def qmp_steady(prog: Program) -> Iterator[None]:
     """Run a report on a guest, and check that its kernel is the one that was opened.
 
-    It costs one check of the socket and three reads of memory.
+    The check costs one look at the socket's events and three reads of memory.
 
     :raises TargetError: if QEMU ended or does not answer, or if the guest has been
         restarted, even if the report failed otherwise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lines of kernel logs that are texts: their times, who wrote them, and what.
+"""Parser of the lines of kernel logs that are texts: time, writer, level, message.
 
-:mod:`msatools.program.log_text` calls this for the texts of msa-report.
+:mod:`msatools.program.log_text` calls it for the texts of msa-report.
 """
 
 import re
@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 from msgspec import DecodeError
 from msgspec.json import decode as decode_json
 
-# --- How a line begins: when, where and by whom it was written.
+# --- Patterns for the start of a line: time, host and program.
 
 
 Clock = Literal["boot", "day"]
-"""``boot``: seconds since the kernel started; ``day``: the time of day."""
+"""Clock of a log's times. ``boot``: seconds since the kernel started; ``day``: the time
+of day."""
 
 _MONTHS = [
     *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
@@ -40,7 +41,8 @@ _STAMPED = re.compile(
 """The stamp of printk (kernel/printk/printk.c, info_print_prefix())."""
 
 _BEFORE, _STAMP = 160, 100
-"""Most characters of what others have put before the stamp, and of the stamp."""
+"""Maximum characters before printk's stamp, which other programs add, and of the stamp
+itself."""
 
 _MAY_BE_JSON = ' {"'
 
@@ -66,7 +68,7 @@ _PLAIN_STEP = re.compile(r"\[ *\+(?P<seconds>\d{1,9})\.(?P<micros>\d{6})\] ?")
 """dmesg -H: the minute, then seconds since the line before."""
 
 _WRITER = re.compile(
-    # Some write facility and level in place of the host.
+    # Some programs write facility and level in place of the host.
     r"(?:(?:[a-z]+\d?\.[a-z]+|(?P<host>[\w.:-]{1,255})) )?"
     r"(?P<name>kernel|[^\s:\[]{1,64}(?:\[\d{1,10}\])?): ?"
 )
@@ -79,7 +81,7 @@ _LEVELS = {"emerg": 0, "panic": 0, "alert": 1, "crit": 2, "err": 3, "error": 3}
 _LEVELS |= {"warn": 4, "warning": 4, "notice": 5, "info": 6, "debug": 7}
 _KERNEL = "kernel"
 _USER = 1
-"""Facility of what programs write."""
+"""Facility of messages that programs write."""
 
 
 _ESCAPES = re.compile(
@@ -88,35 +90,35 @@ _ESCAPES = re.compile(
 """ANSI escape sequences: colours, cursors and titles of terminals."""
 
 _YEAR = 1972
-"""Of dates without one: it has a February 29."""
+"""Year assumed for dates without one: a leap year, so that February 29 exists."""
 
 NS = 10**9
 
 _MOST_HOSTS = 50
-"""Names of hosts in one text."""
+"""Maximum number of hosts in one text."""
 
 FEW, SHARE = 50, 0.05
-"""A text is a log if it has so many lines of a kernel, or such a share of them."""
+"""Minimum number of a kernel's lines in a log, or else their minimum share of all."""
 
 
 Form = Literal["stamp", "kernel", "dated", "bare"]
 
 
 class LogLine(NamedTuple):
-    """A line of a text, taken apart."""
+    """The parts of a line of a text."""
 
     number: int
     form: Form
-    """How it begins: with the kernel's stamp; with the kernel's name, or at least a
-    time, by others; or with neither."""
+    """How the line begins. ``stamp``: with printk's stamp; ``kernel``: with the
+    kernel's name; ``dated``: with a time only; ``bare``: with neither."""
 
     when: str
-    """Its time as it is written; empty if there is none."""
+    """Time as the line writes it; empty if there is none."""
 
     boot_ns: int | None
     day_ns: int | None
     is_zoned: bool
-    """Whether the time of day says its zone."""
+    """Whether the time of day has a zone."""
 
     host: str | None
     text: str
@@ -136,11 +138,11 @@ class _Dated(NamedTuple):
 
 
 class LineParser:
-    """Takes lines apart, one after the other."""
+    """Parses the lines of a text in their order."""
 
     def __init__(self, hosts: frozenset[str]) -> None:
         """
-        :param hosts: The hosts whose kernel wrote to the text.
+        :param hosts: The hosts whose kernels wrote lines of the text.
         """
         self._hosts = hosts
         self._last = _DATED[0]
@@ -150,8 +152,8 @@ class LineParser:
         self._json: dict[str, str] = {}
 
     def parse(self, number: int, line: str) -> LogLine | None:
-        """Return the parts of a line; ``None`` if a program wrote it, or nobody."""
-        # Most lines begin with it.
+        """Return the parts of a line; ``None`` if a program wrote it."""
+        # The stamp first, as most lines begin with it.
         stamp, dated, writer, rest = _STAMPED.match(line), None, None, line
         if stamp is None:
             if line[:1] in _MAY_BE_JSON and (
@@ -193,7 +195,7 @@ class LineParser:
         )
 
     def _writer(self, rest: str) -> re.Match[str] | None:
-        """Return who wrote a line; ``None`` if it does not say."""
+        """Match host and program; ``None`` if absent, or if the host is unknown."""
         found = _WRITER.match(rest)
         if found is None or (found["host"] or "") not in self._hosts:
             return None
@@ -234,7 +236,7 @@ class LineParser:
         return _Dated(when, ns - (offset or 0) * NS, offset is not None, found.end())
 
     def _day_ns(self, found: re.Match[str]) -> int:
-        """Return when a day began, as if it were in UTC.
+        """Return the start of a day in ns since 1970, as if it were in UTC.
 
         :raises ValueError: if there is no such day
         """
@@ -245,8 +247,8 @@ class LineParser:
             month, day = _MONTHS.index(parts["month"]) + 1, int(parts["day"])
             year = int(parts.get("year") or 0)
             if not year:
-                # The year ends between two lines; the zone or a clock that is set may
-                # lead back over the end of a month.
+                # A new year begins only from December to January: a zone or a clock
+                # that is set may lead back over the end of another month.
                 self._years += (self._month, month) == (12, 1)
                 self._month, year = month, _YEAR + 4 * self._years
         key = f"{year}-{month}-{day}"
@@ -257,7 +259,10 @@ class LineParser:
         return self._days[key]
 
     def _of_json(self, number: int, line: str) -> LogLine | None:
-        """Return a line of ``journalctl -o json``, or the end of one of dmesg -J."""
+        """Parse a line of ``journalctl -o json``, or of a message of dmesg -J.
+
+        :return: ``None`` before the last line of a message of dmesg -J, and for others.
+        """
         if found := re.match(r'"(pri|time|msg)": *(.*?),?$', line):
             self._json[found[1]] = found[2]
             if found[1] != "msg":
@@ -330,10 +335,10 @@ def _of_dmesg(number: int, entry: dict[str, str]) -> LogLine | None:
 
 
 def _of_journal(number: int, fields: dict[str, Any]) -> LogLine | None:
-    """Return what the journal has of a message; ``None`` if no kernel wrote it."""
+    """Return the line of a message in the journal; ``None`` if not a kernel's."""
     text = fields.get("MESSAGE")
     if isinstance(text, list):
-        # It is not UTF-8, or has control characters.
+        # A list of bytes: the text is not UTF-8, or has control characters.
         whole = bytes(
             each for each in text if isinstance(each, int) and 0 <= each < 256
         )
@@ -358,13 +363,13 @@ def _of_journal(number: int, fields: dict[str, Any]) -> LogLine | None:
 
 
 def _integer(value: object) -> int | None:
-    """Return a number in JSON, which the journal writes as a text."""
+    """Return a number that the journal writes as a text in JSON; ``None`` if none."""
     found = re.fullmatch(r"\d{1,18}", str(value), re.ASCII)
     return int(found[0]) if found else None
 
 
 def _named(before: str) -> re.Match[str] | None:
-    """Return who wrote a line, by what is before the kernel's stamp."""
+    """Match host and program in the part before the kernel's stamp."""
     return re.search(
         r"(?:(?P<host>[\w.-]{1,255}) )?(?P<name>[^\s:\[]{1,64})(?:\[\d{1,10}\])?: $",
         before,
@@ -381,9 +386,9 @@ def _seconds(hour: str) -> int:
 
 
 def _offset(zone: str) -> int | None:
-    """Return the seconds that a zone such as ``+01:00`` is before UTC.
+    """Return the seconds that a zone such as ``+01:00`` is ahead of UTC.
 
-    ``None`` if it is unknown: others have no names that are the same everywhere.
+    :return: ``None`` for other names of zones, which are ambiguous.
     """
     if zone[:1] not in ("+", "-"):
         return 0 if zone in ("Z", "UTC", "GMT") else None
@@ -393,16 +398,19 @@ def _offset(zone: str) -> int | None:
 
 
 def clean_line(line: str) -> str:
-    """Return a line without what is for terminals alone."""
+    """Return a line without escape sequences and text that a console overwrote."""
     if "\x1b" in line:
         line = _ESCAPES.sub("", line)
     line = line.strip("\r\0")
-    # What a console has overwritten is in one line with it.
+    # A carriage return follows text that the console overwrites.
     return line.rpartition("\r")[2] if "\r" in line else line
 
 
 def hosts_of(lines: Sequence[str]) -> frozenset[str]:
-    """Return the hosts whose kernels wrote lines of a text, by what syslog wrote."""
+    """Return the hosts whose kernels wrote lines of a text, by syslog's names.
+
+    An empty name stands for lines without a host.
+    """
     hosts: Counter[str] = Counter()
     nameless = 0
     for line in lines:
@@ -412,12 +420,12 @@ def hosts_of(lines: Sequence[str]) -> frozenset[str]:
         dates = (found.end() for each in _DATED if (found := each.match(start)))
         rest = start[next(dates, 0) :]
         if rest.startswith("kernel: "):
-            # In brackets it is a date by dmesg, and a word of the kernel's.
+            # After a date in brackets, by dmesg, "kernel: " is a part of the message.
             nameless += len(rest) < len(start) and not start.startswith("[")
         elif found := re.search(r"(?:^|[\] ])([\w.:-]{1,255}) kernel: ", rest):
             is_facility = re.fullmatch(r"[a-z]+\d?\.[a-z]+", found[1])
             hosts["" if is_facility else found[1]] += 1
     if nameless >= min(FEW, SHARE * len(lines)):
-        # journalctl --no-hostname; fewer are words of the kernel itself.
+        # journalctl --no-hostname; fewer may be parts of messages.
         hosts[""] += nameless
     return frozenset(name for name, _ in hosts.most_common(_MOST_HOSTS))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kernel logs as text, of any origin: their lines become records as a dump has them.
+"""Kernel logs that are texts of any origin: lines become records like a dump's.
 
-Nothing of a text is trusted: its size is bounded, and a line that is no line of a
-kernel is left out. Only msa-report reads them, so that no dump waits for this module.
+A text is not trusted: its size is bounded, and lines that no kernel wrote are left out.
+Only msa-report reads such logs; for dumps this module is not imported.
 """
 
 import re
@@ -31,18 +31,18 @@ from msatools.program.log_lines import (
 )
 from msatools.program.model import Target, TargetError
 
-# --- A text as a whole: which of its lines are the kernel's, and of which boot.
+# --- A text as a whole: find the kernel's lines, and the boot of each.
 
 
 MAX_BYTES = 32 << 20
-"""What is read of a text: its end, where a crash is."""
+"""Maximum bytes to read of a text, from its end, where a crash is."""
 
 MAX_LINES = 1 << 20
-"""Lines that are kept of these, the last: each takes memory, however short it is."""
+"""Maximum number of lines to keep, the last ones: even a short one takes memory."""
 
 _MAX_CHARACTERS = 2048
-"""What is kept of a line: a kernel's are shorter, and some patterns take the square of
-a line's length."""
+"""Maximum characters to keep of a line: a kernel's lines are shorter, and the time of
+some patterns grows with the square of the length."""
 
 _CHUNK = 1 << 20
 
@@ -56,14 +56,14 @@ _WITNESS = re.compile(
     r"Linux version \d+\.\d+.*#\d|Kernel panic - not syncing: |"
     r"CPU: \d+ (UID: \d+ )?PID: \d+ Comm: .* (Not t|T)ainted"
 )
-"""Lines that nothing but a kernel writes."""
+"""Lines that only a kernel writes."""
 
 _PSTORE = re.compile(
     r"(?:Panic|Oops|Emergency|Shutdown|Unknown)#(\d{1,18}) Part(\d{1,18})$"
 )
 _BOOT_MARKS = "-- Boot ", "-- Reboot --"
 _RESET_NS = 10 * NS
-"""A clock that falls by so much belongs to another boot."""
+"""Nanoseconds by which the clock must go back if a line is of another boot."""
 
 _ARCHITECTURES = (
     ("x86_64", re.compile(r"RIP: \w{4}:|BIOS-e820: |x86/|smpboot: |RAX: [0-9a-f]{16}")),
@@ -87,56 +87,56 @@ _UNKNOWN_LEVEL = 4
 
 
 class Boot(Struct, frozen=True):
-    """What a text has of one boot of a kernel."""
+    """The lines that a text has of one boot of a kernel."""
 
     records: tuple[LogRecord, ...]
     begins: str
-    """The first time, as the text writes it; empty if it has none."""
+    """The first time, as the text writes it; empty if there is none."""
 
     ends: str
     clock: Clock | None
-    """What the times of the records are by; ``None`` if they have none."""
+    """The clock of the records' times; ``None`` if these have none."""
 
     end_day_ns: int | None
-    """When the last record was written, in ns since 1970; ``None`` if the text does not
-    say its zone."""
+    """Time of the last record with a zone, in ns since 1970; ``None`` if no record has
+    a zone."""
 
     host: str | None
     first: int
-    """Number of its first line, from 1."""
+    """Number of the boot's first line in the text, from 1."""
 
     last: int
 
 
 class LogText(Struct, frozen=True):
-    """A kernel's log that was a text."""
+    """A kernel's log that was opened as a text."""
 
     boots: tuple[Boot, ...]
     lines: int
-    """Lines of the text, those of programs, too."""
+    """Number of lines of the text, those of programs and skipped ones included."""
 
     skipped_bytes: int
-    """Bytes before them that were not read."""
+    """Number of bytes at the start of the text that were not read."""
 
     has_levels: bool
-    """Whether it says how bad each line is."""
+    """Whether any line has a level."""
 
     chosen: int | None = None
-    """Number of the boot that was asked for, from 1."""
+    """Number of the requested boot, from 1; ``None`` if none was requested."""
 
 
 class LogBytes(NamedTuple):
-    """The end of a text."""
+    """The last bytes of a text."""
 
     data: bytes
     skipped_bytes: int = 0
-    """Bytes before it, which were not kept."""
+    """Number of bytes before *data*, which were not kept."""
 
     skipped_lines: int = 0
 
 
 def read_end(file: BinaryIO, most: int = MAX_BYTES) -> LogBytes:
-    """Read a stream until it ends, and return its last bytes, *most* or a MiB more."""
+    """Read a stream to its end; keep its last bytes, at most *most* and a MiB more."""
     kept, bytes_, lines = bytearray(), 0, 0
     while part := file.read(_CHUNK):
         kept += part
@@ -152,11 +152,11 @@ def open_log(
 ) -> tuple[Program, Target] | None:
     """Open a text as a kernel's log; ``None`` if it is none.
 
-    :param path: Its path, or what to call it.
-    :param text: What was read of it, if it is not a file.
-    :param chosen: Number of the boot that was asked for, from 1.
+    :param path: Path of the text, or a name for it.
+    :param text: The text that was read; ``None`` to read the file at *path*.
+    :param chosen: Number of the requested boot, from 1.
     :return: A program without memory, for :mod:`msatools.report`.
-    :raises TargetError: if it has no such boot, or cannot be read
+    :raises TargetError: if the log has no such boot, or cannot be read
     """
     if text is None:
         try:
@@ -192,7 +192,7 @@ def open_log(
 
 
 def parse_log(text: LogBytes) -> LogText | None:
-    """Return the log in a text; ``None`` if it has none."""
+    """Return the log in a text; ``None`` if the text is no log."""
     text = _last_lines(text)
     raw = _in_order(_decoded(text.data).split("\n"), text.skipped_lines + 1)
     texts = [clean_line(line) for _, line in raw]
@@ -217,7 +217,7 @@ def parse_log(text: LogBytes) -> LogText | None:
 
 
 def _last_lines(text: LogBytes) -> LogBytes:
-    """Return a text in UTF-8 or bytes, of which :data:`MAX_LINES` are kept."""
+    """Return the last :data:`MAX_LINES` lines of a text, UTF-16 converted to UTF-8."""
     data = text.data
     if data.startswith(WIDE):
         data = data.decode("utf-16", "replace").encode()
@@ -235,7 +235,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _in_order(lines: Sequence[str], first: int) -> list[tuple[int, str]]:
-    """Return the lines and their numbers; the last part of pstore's comes first."""
+    """Return number and line, in the order of the log: pstore's parts are reversed."""
     parts: dict[tuple[int, int], list[tuple[int, str]]] = {}
     key = (0, 0)
     for number, line in enumerate(lines, first):
@@ -248,8 +248,8 @@ def _in_order(lines: Sequence[str], first: int) -> list[tuple[int, str]]:
 def _of_kernel(lines: Sequence[LogLine]) -> list[LogLine]:
     """Return the lines of the kernel.
 
-    Those are the ones with its stamp, or its name; without any, all that begin with a
-    time, or that have none.
+    These are the lines with its stamp or its name; if there are none, those that begin
+    with a time; if there are none either, those without a time.
     """
     for forms in (("stamp", "kernel"), ("dated",), ("bare",)):
         found = [line for line in lines if line.form in forms and line.text]
@@ -261,18 +261,19 @@ def _of_kernel(lines: Sequence[LogLine]) -> list[LogLine]:
 def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
     """Return whether a text is a log, and not one that quotes some lines of one.
 
-    :param count: Lines of the text that are not empty.
+    :param kernel: The kernel's lines, not empty.
+    :param count: Number of lines of the text that are not empty.
     """
     witnesses = [line.text for line in kernel if _WITNESS.match(line.text)]
     if witnesses:
-        # Without any times, "Kernel panic" alone may be of a program's source.
+        # Without any times, a single "Kernel panic" may be in a program's source.
         return (
             kernel[0].form != "bare"
             or len(witnesses) >= min(2, SHARE * count)
             or witnesses[0].startswith(_LINUX)
         )
     if kernel[0].form in ("bare", "dated"):
-        # dmesg's own dates are in brackets or have a comma.
+        # Only times as dmesg writes them: in brackets, or with a comma.
         return (
             kernel[0].form == "dated"
             and len(kernel) >= SHARE * count > 0
@@ -287,10 +288,10 @@ def _is_log(kernel: Sequence[LogLine], count: int) -> bool:
 def _boots_of_each(
     lines: Sequence[LogLine], marks: Sequence[int]
 ) -> list[list[LogLine]]:
-    """Return the lines of each boot of each host, the one that ends last at the end.
+    """Return the lines of each boot of each host, by the number of the last line.
 
-    A server of syslog has lines of several hosts in one text, in turn. A host alone may
-    have two names, as it gets its own late in each boot.
+    A syslog server mixes lines of several hosts in one text. Two names may also be of
+    one host, which gets its own name late in each boot.
     """
     boots = [*_boots(lines, marks)]
     by_host: dict[str, list[LogLine]] = {}
@@ -307,7 +308,7 @@ def _boots_of_each(
 
 
 def _comes_back(boot: Sequence[LogLine]) -> bool:
-    """Return whether a host has lines before and after those of another."""
+    """Return whether a host has lines both before and after another host's lines."""
     runs = [host for host, _ in groupby(line.host for line in boot if line.host)]
     return len(runs) > len({*runs})
 
@@ -315,7 +316,7 @@ def _comes_back(boot: Sequence[LogLine]) -> bool:
 def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogLine]]:
     """Yield the lines of each boot, the oldest first.
 
-    :param marks: Numbers of lines that the journal has put between boots.
+    :param marks: Numbers of the lines by which journalctl separates boots.
     """
     boot: list[LogLine] = []
     highest_ns, has_version = 0, False
@@ -331,7 +332,7 @@ def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogL
             yield boot
             boot, highest_ns, has_version = [], 0, False
         elif boot and is_version and len(boot) > _EARLY:
-            # The log of another boot before it has lost its beginning.
+            # The lines so far are of an earlier boot, whose start is lost.
             yield boot
             boot, highest_ns = [], 0
         boot.append(line)
@@ -341,7 +342,7 @@ def _boots(lines: Sequence[LogLine], marks: Sequence[int]) -> Iterator[list[LogL
 
 
 _EARLY = 3
-"""Lines that a kernel may log before its version."""
+"""Maximum number of lines that a kernel logs before its version."""
 
 
 def _boot(lines: Sequence[LogLine]) -> Boot:
@@ -383,11 +384,11 @@ def _boot(lines: Sequence[LogLine]) -> Boot:
     )
 
 
-# --- What a log says of its kernel.
+# --- Facts about the kernel in a log.
 
 
 class LogFacts(Struct, frozen=True):
-    """What a boot's lines say of the kernel; ``None`` if they do not."""
+    """Facts about the kernel in a boot's lines; ``None`` for those not found."""
 
     release: str | None = None
     build: str | None = None
@@ -396,7 +397,7 @@ class LogFacts(Struct, frozen=True):
 
 
 def facts_of(boot: Boot) -> LogFacts:
-    """Return what a log says of its kernel."""
+    """Return release, build, architecture and page size from a boot's lines."""
     release = build = arch = None
     pages: list[int] = []
     kib: list[int] = []
@@ -415,7 +416,7 @@ def facts_of(boot: Boot) -> LogFacts:
             kib.append(int(found[1]))
     page_bytes = PAGE_BYTES if arch == _X86 else None
     if page_bytes is None and pages and pages[0] and kib:
-        # One sum in pages, and its parts in KiB (mm/show_mem.c).
+        # The total in pages, and its parts by node in KiB (mm/show_mem.c).
         shift = (sum(kib) * 1024 // pages[0]).bit_length() - 1
         page_bytes = 1 << shift if 12 <= shift <= 16 else None
     return LogFacts(release, build, arch, page_bytes)

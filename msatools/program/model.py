@@ -89,12 +89,12 @@ def damaged_types(what: str, error: Exception) -> NoTypesError:
 def losses_refused(
     what: str, *, live: bool = False, truncated: bool = False
 ) -> Iterator[None]:
-    """Convert what a kernel lacks or what is damaged, where a report cannot do without.
+    """Convert errors for missing or damaged data, without which there is no report.
 
     :param what: What was requested, usually a path.
     :param live: Whether the kernel runs.
-    :param truncated: Whether the dump is.
-    :raises TargetError: for these; any other error is a fault of msatools, and left
+    :param truncated: Whether the dump is truncated.
+    :raises TargetError: for such an error; any other is a fault of msatools and passes
     """
     try:
         yield
@@ -149,7 +149,7 @@ Types = Literal["dwarf", "btf"]
 
 
 UNLISTED = Mark("unlisted")
-"""Metadata of a field that is shown as text, but is not in JSON."""
+"""Metadata of a field that is not in JSON; reports as text may show it."""
 
 
 class Address(int):
@@ -201,25 +201,25 @@ _CAPABILITIES: dict[Types, Capabilities] = {
 
 
 class LogSpan(Struct, frozen=True):
-    """Which part of a text a kernel's log is."""
+    """The part of a text that is the log of one boot."""
 
     lines: int
-    """Lines of the whole text."""
+    """Number of lines of the whole text."""
 
     first_line: int
-    """Number of the first line that is of this boot, from 1."""
+    """Number of the boot's first line, from 1."""
 
     last_line: int
-    """Number of the last one."""
+    """Number of the boot's last line."""
 
     begins: str | None
-    """The first time in it, as the text writes it; ``None`` if it has none."""
+    """The boot's first time, as the text writes it; ``None`` if no line has a time."""
 
     ends: str | None
-    """The last time in it."""
+    """The boot's last time, as the text writes it; ``None`` if no line has a time."""
 
     boot: int
-    """Which of several boots in the text this is, from 1."""
+    """Number of this boot among those in the text, from 1."""
 
     boots: int
     """Number of boots in the text."""
@@ -233,7 +233,7 @@ class Target(Struct, frozen=True):
 
     kind: Kind
     live: bool
-    # A log need not say it.
+    # None for a log that does not have it.
     release: str | None
     arch: str | None
     page_size: int
@@ -253,26 +253,26 @@ class Target(Struct, frozen=True):
     """Name of the file format, such as ``kdump zlib, flattened``."""
 
     log: Annotated[LogSpan | None, Mark("added")] = None
-    """Which part of a text it is; of a kernel's log alone."""
+    """The part of a text that the log is; ``None`` if the target is no log."""
 
     bad_descriptors: Annotated[int, UNLISTED] = 0
     """Number of pages of a kdump that are not in the file, or of an impossible size."""
 
     lacks_parts: Annotated[bool, UNLISTED] = False
-    """Whether it is a split dump, and not all parts are there."""
+    """Whether the target is a split dump of which parts are missing."""
 
     lost_symbols: Annotated[int, UNLISTED] = 0
     """Number of the kernel's symbols that were lost with pages of their table."""
 
     torn: Annotated[int, UNLISTED] = 0
-    """Number of contradictions in memory without a dump's headers: it was copied while
-    its guest ran on."""
+    """Number of contradictions in a file of raw memory; above 0 if the memory was
+    copied while its guest ran on."""
 
     options: Annotated[tuple[str, ...], UNLISTED] = ()
-    """Options that say which of several kernels in the file this is."""
+    """Command-line options that selected or located this kernel in the file."""
 
     sources: Annotated[tuple[Source, ...], UNLISTED] = ()
-    """Source of each module that has types, the kernel proper first."""
+    """Source of types of each module that has types, the kernel proper first."""
 
     @property
     def capabilities(self) -> Capabilities:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Opening of targets: a dump, the running kernel, or a QEMU guest.
+"""Opening of targets: a dump, the running kernel, a QEMU guest, or a kernel's log.
 
-Pages of a kdump that libkdumpfile must not read are kept from it.
+Kdumps whose pages libkdumpfile must not read are read here.
 """
 
 import os
@@ -80,21 +80,21 @@ class TargetSpec(Struct, frozen=True):
     """Whether debug info may be fetched from the network."""
 
     kernel: int | None = None
-    """Which of several kernels in a file without a note, from 1; ``None`` for the one
-    with the most memory."""
+    """Number of the kernel, from 1, in a file without a note that has several;
+    ``None`` for the one with the most memory. Of a log, number of the boot."""
 
     vmcoreinfo: str | None = None
     """Path of a file with VMCOREINFO; ``None`` to find it in the dump."""
 
     takes_logs: bool = False
-    """Whether a kernel's log will do, which is a text."""
+    """Whether a text with a kernel's log is accepted as a target."""
 
     text: "LogBytes | None" = None
-    """What standard input had, if that is the target."""
+    """The text from standard input, if that is the target."""
 
     @property
     def is_live(self) -> bool:
-        """Whether it is the running kernel, determined without opening it."""
+        """Whether the target is this machine's kernel or a guest, not a file."""
         return self.path is None or os.path.realpath(self.path) == KCORE
 
 
@@ -146,7 +146,8 @@ def _open(spec: TargetSpec, path: str) -> Opened:
             except NoTypesError as error:
                 if dump is None or not dump.damage:
                     raise
-                # What is missing may be why no types were found; of a split dump it is.
+                # Missing parts of a split dump are the reason that no types were found;
+                # other damage may be.
                 lacks_parts = dump.missing_pfns is not None
                 why = dump.damage if lacks_parts else f"{dump.damage}, and {error.why}"
                 raise DamagedDumpError(path, why, dump.remedy) from error
@@ -158,10 +159,10 @@ def _open(spec: TargetSpec, path: str) -> Opened:
 
 
 def _open_log(path: str, spec: TargetSpec) -> Opened | None:
-    """Open a text as a kernel's log; ``None`` if it is none, or none is wanted."""
+    """Open a text as a kernel's log; ``None`` if it is none, or none is accepted."""
     if spec.text is None and not spec.takes_logs:
         return None
-    # Few targets are logs.
+    # Imported here, as few targets are logs.
     from msatools.program.foreign import may_be_log
     from msatools.program.log_text import open_log
 
@@ -185,7 +186,7 @@ def _open_log(path: str, spec: TargetSpec) -> Opened | None:
 
 
 def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
-    """Load types and symbols of the kernel proper, from one source alone."""
+    """Load types and symbols of the kernel proper, from one source only."""
     standby = standby_of(prog)
     if standby is not None:
         standby.stand_down()
@@ -203,7 +204,7 @@ def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
         except NotSelfDescribedError as error:
             missing.append(str(error))
         else:
-            # So that a later request to load debug info does not replace it.
+            # A later request to load debug info must not replace BTF.
             main_module(prog).debug_file_status = ModuleFileStatus.DONT_NEED
             return
     what_to_do = description.how_to_get(prog)
@@ -215,7 +216,7 @@ def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
 def _open_file(path: str, spec: TargetSpec, dump: DumpFile) -> tuple[Program, DumpFile]:
     """Open a dump, or a file with memory in which the kernel has to be found."""
     if dump.kind == "raw" or dump.lacks_note is not None:
-        # Few targets are such files.
+        # Imported here, as few targets are such files.
         from msatools.program.raw_formats import memory_in
         from msatools.program.raw_program import open_memory
 
@@ -256,7 +257,7 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
     except OSError as error:
         raise os_error(path, error) from error
     except LOST as error:
-        # The text is for developers.
+        # drgn's text is for developers.
         if dump.truncated:
             raise DamagedDumpError(
                 path, "cut off before its pages can be found", "copy the dump again"
@@ -287,7 +288,7 @@ def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:
 
 
 def _platform_of(path: str, dump: DumpFile) -> Platform | None:
-    """Return the platform if libkdumpfile cannot find it; ``None`` if it can.
+    """Return the platform of a kdump that does not show it; ``None`` for others.
 
     QEMU (seen in 7.2) leaves all of utsname but the machine blank in its kdumps, and
     libkdumpfile then cannot determine the architecture.
@@ -376,8 +377,8 @@ def _not_permitted(path: str) -> NotPermittedError:
 def _lockdown() -> str | None:
     """Return the lockdown mode of the running kernel if it denies /proc/kcore.
 
-    ``integrity`` does not: LOCKDOWN_KCORE comes after LOCKDOWN_INTEGRITY_MAX in enum
-    lockdown_reason (include/linux/security.h).
+    The mode ``integrity`` allows it: LOCKDOWN_KCORE comes after LOCKDOWN_INTEGRITY_MAX
+    in enum lockdown_reason (include/linux/security.h).
     """
     try:
         with open(_LOCKDOWN, encoding="ascii") as file:
@@ -401,15 +402,15 @@ def _may_read_raw() -> bool:
 
 # --- Kdumps with pages that libkdumpfile must not read, or does not find.
 #
-# It maps the file and trusts the descriptors of pages, so that one page that is not in
-# the file ends the process by SIGBUS. Its own walks of page tables may lead there, too.
-# In QEMU's kdumps of arm64 it does not find the pages, and a flattened one without its
-# last piece it does not open at all. Such a dump is opened by libkdumpfile, for its
-# headers and notes, but all its pages are read here, and drgn walks the page tables.
+# libkdumpfile maps the file and trusts the descriptors of pages, so that one page that
+# is not in the file ends the process by SIGBUS; its walks of page tables may read such
+# a page, too. It does not find the pages in QEMU's kdumps of arm64, and does not open a
+# flattened kdump without its end. So libkdumpfile opens such a dump for its headers and
+# notes only: all pages are read here, and drgn walks the page tables.
 
 
 _PREFER_DRGN = "DRGN_PREFER_PGTABLE_READER"
-"""Environment variable by which drgn, not libkdumpfile, translates addresses."""
+"""Environment variable that makes drgn, not libkdumpfile, translate addresses."""
 
 _ALL_MEMORY = (1 << 64) - 1
 
@@ -418,14 +419,14 @@ _PAGES_KEPT = 1024
 _PAGES = "msatools pages of a kdump"
 
 _EXCLUDED = "Excluded page"
-"""What libkdumpfile says of a page that was left out of the dump."""
+"""libkdumpfile's error for a page that was left out of the dump."""
 
 
 def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
     """Set the core dump of a program so that libkdumpfile reads none of its pages.
 
-    :param reason: Why it must not, for the error.
-    :raises DamagedDumpError: if only libkdumpfile can read its pages
+    :param reason: Why libkdumpfile must not read the pages, for the error's text.
+    :raises DamagedDumpError: if only libkdumpfile can read the pages
     """
     _set(prog, path, path, reason)
 
@@ -433,11 +434,11 @@ def set_kdump_read_here(prog: Program, path: str, reason: str) -> None:
 def set_flat_headers(prog: Program, path: str) -> None:
     """Set the core dump of a program to a flattened kdump without its end.
 
-    libkdumpfile gets a file with the headers and bitmaps of the kdump alone.
+    libkdumpfile gets a copy of the kdump's headers and bitmaps only.
 
     :raises DamagedDumpError: if only libkdumpfile can read its pages
     """
-    # The program closes it.
+    # The program closes the descriptor.
     _set(prog, path, formats.take(path), "its last part is cut off")
 
 
@@ -446,14 +447,14 @@ def set_parts(prog: Program, path: str, parts: Sequence[str]) -> None:
 
     libkdumpfile gets one of them, as all have the headers.
 
-    :param parts: Paths of those that have pages, by page frame.
+    :param parts: Paths of the parts that have pages, by page frame.
     :raises DamagedDumpError: if only libkdumpfile can read their pages
     """
     _set(prog, path, path, "it is split into several files", parts)
 
 
 def pages_read_here(prog: Program) -> AnyPages | None:
-    """Return the pages of a dump that is read here; ``None`` for any other."""
+    """Return the pages of a dump that one of these functions set; else ``None``."""
     found: AnyPages | None = prog.cache.get(_PAGES)
     return found
 

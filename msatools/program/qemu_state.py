@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What QEMU writes of a guest: migrated to a file, saved, snapshots in qcow2."""
+"""A guest's RAM in files of QEMU: migrated to a file, saved, snapshots in qcow2."""
 
 import os
 import struct
@@ -18,8 +18,8 @@ from msatools.program.raw_memory import PAGE_BYTES, Memory, MemoryRange
 
 # --- Memory in disk images: what QEMU's savevm writes into a qcow2 file.
 #
-# Each internal snapshot can have the state of the guest, which is the same stream as
-# that of migrate. It lies behind the end of the disk, in clusters that the snapshot's
+# Each internal snapshot can have the state of the guest, which is a stream as migrate
+# writes it. The state lies behind the end of the disk, in clusters that the snapshot's
 # own tables map (QEMU's docs/interop/qcow2.txt, block/qcow2-snapshot.c).
 
 
@@ -30,7 +30,7 @@ _HEADER = struct.Struct(">4sI8x4xIQIIQ8x4xIQ")
 of the L1 table, number and offset of the snapshots."""
 
 _FEATURES = 72
-"""Where version 3 has its incompatible features, of 64 bits."""
+"""Offset of the incompatible features in version 3, of 64 bits."""
 
 _DATA_FILE, _LONG_ENTRIES = 1 << 2, 1 << 4
 _CLUSTER_BITS = range(9, 22)
@@ -49,11 +49,11 @@ _MOST_STATE = 1 << 42
 _ENTRY_BYTES = 8
 _PLACE = ((1 << 56) - 1) & ~((1 << 9) - 1)
 _COPIED, _COMPRESSED, _ZEROS = 1 << 63, 1 << 62, 1 << 0
-"""Flags of an entry; the first says that a cluster is that of one snapshot alone."""
+"""Flags of an entry; the first marks a cluster that belongs to one snapshot only."""
 
 _TABLES_KEPT = 64
 _QCOW2_AT_ONCE = 64
-"""Clusters: 4 MiB, if they have the usual size."""
+"""Maximum number of clusters to read at once: 4 MiB if they have the usual size."""
 
 
 class Snapshot(NamedTuple):
@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
 
     name: str
     table: int
-    """Where its L1 table lies."""
+    """Offset of the snapshot's L1 table in the file."""
 
     entries: int
     state_bytes: int
@@ -79,8 +79,8 @@ def snapshots_with_state(read: ReadAt) -> list[Snapshot]:
     """Return the snapshots of a qcow2 image that have the state of a guest.
 
     :raises DamagedDataError: if its headers make no sense
-    :raises EOFError: if it ends within them
-    :raises NotSupportedError: if it is of a kind whose clusters are not found here
+    :raises EOFError: if it ends within its headers
+    :raises NotSupportedError: if it is encrypted, or of another kind that is not read
     """
     return list(_snapshots(read, _header(read)))
 
@@ -117,7 +117,7 @@ def _snapshots(read: ReadAt, header: _Header) -> Iterator[Snapshot]:
             state = large or state
         position += more + id_bytes
         name = read_exactly(read, position, min(name_bytes, _QCOW2_MOST_NAME))
-        # Each begins at a multiple of 8.
+        # Each snapshot's header begins at a multiple of 8.
         position += name_bytes + -(position + name_bytes) % 8
         if state > _MOST_STATE:
             raise DamagedDataError("a snapshot with a state of an impossible size")
@@ -127,7 +127,7 @@ def _snapshots(read: ReadAt, header: _Header) -> Iterator[Snapshot]:
 
 
 class StateReader:
-    """Reads the state of a guest in a snapshot, by its own offsets."""
+    """Reads the state of a guest in a snapshot, by offset in the state."""
 
     def __init__(self, read: ReadAt, snapshot: Snapshot) -> None:
         header = _header(read)
@@ -136,7 +136,7 @@ class StateReader:
         self._bits = header.cluster_bits
         self._cluster = 1 << self._bits
         self._span_bits = self._bits + (self._cluster // _ENTRY_BYTES).bit_length() - 1
-        # It begins with an L2 table of its own.
+        # The state begins with a new L2 table, the first behind those of the disk.
         tables = -(-snapshot.disk_bytes >> self._span_bits)
         self._start = tables << self._span_bits
         self._tables: dict[int, npt.NDArray[np.uint64]] = {}
@@ -144,7 +144,7 @@ class StateReader:
     def __call__(self, position: int, size: int) -> bytes:
         """Read bytes of the state; fewer at its end.
 
-        :raises DamagedDataError: if its tables make no sense
+        :raises DamagedDataError: if the snapshot's tables make no sense
         :raises OSError: if the disk fails
         """
         end = min(position + size, self._snapshot.state_bytes)
@@ -160,9 +160,9 @@ class StateReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _place(self, address: int) -> tuple[int | None, int]:
-        """Return where bytes of the disk lie, and how many of them follow there.
+        """Return the offset in the file of a byte of the disk; ``None`` for zeros.
 
-        ``None`` stands for zeros.
+        Also return the number of bytes from there without a gap.
         """
         within = address & (self._cluster - 1)
         table = self._table(address >> self._span_bits)
@@ -173,7 +173,7 @@ class StateReader:
         room = self._cluster - within
         if not word & _PLACE or word & _ZEROS:
             return None, room
-        # Clusters that follow each other are read at once.
+        # Clusters that follow each other in the file are read at once.
         count = 1
         while (
             first + count < len(table)
@@ -185,7 +185,7 @@ class StateReader:
         return (word & _PLACE) + within, room + (count - 1 << self._bits)
 
     def _table(self, index: int) -> npt.NDArray[np.uint64]:
-        """Return the entries of an L2 table; none if there is no such table."""
+        """Return the entries of an L2 table; empty if the table is not allocated."""
         found = self._tables.get(index)
         if found is None:
             if index >= self._snapshot.entries:
@@ -206,8 +206,9 @@ class StateReader:
 #
 # The guest's memory is in the section named ram (QEMU's migration/ram.c; the framing in
 # migration/savevm.c): blocks by name and size, and then pages, each by its offset in a
-# block. Pages of one byte alone, nearly all of zeros, are not stored. A page that comes
-# again replaces the former one. A stream is read here as it lies, page by page.
+# block. Of a page with one byte repeated, nearly always 0, only that byte is stored. A
+# page that comes again replaces the former one. Pages are read where the stream has
+# them, without a copy of the stream.
 
 
 QEVM_MAGIC = b"QEVM"
@@ -223,7 +224,7 @@ _PAGE_BITS, _UUID, _CAPABILITIES = (
     b"configuration/capabilities",
 )
 _FORMS = (b"mapped-ram", b"multifd", b"compress", b"xbzrle", b"x-ignore-shared")
-"""Capabilities of a migration by which pages come in another form, or not at all."""
+"""Capabilities of a migration with which pages have another form, or are missing."""
 
 _ZERO, _MEM_SIZE, _PAGE, _EOS, _CONTINUE = 0x02, 0x04, 0x08, 0x10, 0x20
 _MULTIFD_FLUSH = 0x200
@@ -233,7 +234,7 @@ _FLAGS = PAGE_BYTES - 1
 _NOT_READ = {0x40: "XBZRLE", 0x80: "RDMA", 0x100: "compression"}
 
 _MOST_BYTES = 1 << 40
-"""Maximum size of a guest: the place of a page takes 9 bytes here."""
+"""Maximum bytes of a guest's RAM: the index here takes 9 bytes per page."""
 
 _QEMUSTATE_MOST_NAME = 255
 _RAM = b"ram"
@@ -241,18 +242,19 @@ _MAIN = (b"pc.ram", b"mach-virt.ram", b"ram-node", b"/objects/", b"ppc_spapr.ram
 """Starts of names of blocks that are a guest's RAM, not a device's."""
 
 _LEAST_RAM = 64 << 20
-"""Minimum size of a guest's RAM under another name, in bytes."""
+"""Minimum bytes of a block with another name that can be a guest's RAM."""
 
 _ABSENT, _FILLED = -1, -2
-"""Offsets of pages that did not come, and of those that are one byte alone."""
+"""In place of the offset of a page that is not in the stream, and of one whose bytes
+are all the same."""
 
 _HEADER_BYTES = 8
 _STRIDE = _HEADER_BYTES + PAGE_BYTES
 _FIRST_RUN, _QEMUSTATE_AT_ONCE = 4, 256
-"""Pages whose headers are looked at together, at first and at most."""
+"""Number of pages whose headers are compared together, at first and at most."""
 
 _WINDOW_BYTES = 1 << 14
-"""Read at once of what is looked at piece by piece."""
+"""Bytes to read at once for small fields."""
 
 
 class QemuState(Memory):
@@ -294,7 +296,7 @@ class QemuState(Memory):
         stored = np.flatnonzero(self._pages >= 0)
         if not len(stored):
             return
-        # Runs of pages, with short gaps between them read as zeros.
+        # Runs of stored pages: pages that are absent or filled end a run.
         edges = np.flatnonzero(np.diff(stored) > 1) + 1
         for first, last in zip(
             (0, *edges.tolist()), (*edges.tolist(), len(stored)), strict=True
@@ -345,7 +347,7 @@ class QemuState(Memory):
 
 
 def _newest(read: ReadAt) -> tuple[Snapshot, str]:
-    """Return the newest snapshot with a guest's state, and what it is called."""
+    """Return the newest snapshot with a guest's state, and its name for the user."""
     found = snapshots_with_state(read)
     if not found:
         raise DamagedDataError("a qcow2 image without the memory of a guest")
@@ -355,7 +357,7 @@ def _newest(read: ReadAt) -> tuple[Snapshot, str]:
 
 
 class _Block:
-    """A block of RAM, and where each of its pages lies."""
+    """Offset in the stream, and fill byte, of each page of a block of RAM."""
 
     def __init__(self, size: int) -> None:
         pages = size // PAGE_BYTES
@@ -364,7 +366,7 @@ class _Block:
 
 
 class _Index:
-    """Reads a stream up to the end of its RAM."""
+    """Index of the pages in a stream, up to the end of RAM."""
 
     def __init__(self, read: ReadAt, position: int, size: int) -> None:
         self._read = read
@@ -373,14 +375,14 @@ class _Index:
         self._window, self._window_at = b"", 0
         self._blocks: dict[bytes, _Block] = {}
         self._last: _Block | None = None
-        """The block of the last page; a page of the same one does not name it, in the
-        next section either."""
+        """The block of the last page. A page of the same block does not repeat its
+        name, even in another section."""
 
         self._ram: int | None = None
-        """Number of the section ``ram``."""
+        """Number of the section ``ram``; ``None`` before that section."""
 
     def read_all(self) -> bool:
-        """Read up to the end of RAM; return whether the stream has it."""
+        """Read up to the end of RAM; return False if the stream ends before."""
         magic, version = self._take(4), self._number(4)
         if magic != QEVM_MAGIC or version != _VERSION:
             raise DamagedDataError("a stream of QEMU of an unknown version")
@@ -398,7 +400,7 @@ class _Index:
             for name, block in self._blocks.items()
             if name.startswith(_MAIN) or len(block.offsets) * PAGE_BYTES >= _LEAST_RAM
         ]
-        # The video memory of a card can be as large.
+        # By size only if no name is known: video memory can be as large as RAM.
         named = [
             block for name, block in self._blocks.items() if name.startswith(_MAIN)
         ]
@@ -423,7 +425,7 @@ class _Index:
                 self._take(8)  # instance and version
                 if name != _RAM:
                     if self._ram is not None and kind == _FULL:
-                        # Devices come behind all RAM.
+                        # A device's section: these follow all RAM.
                         return True
                     raise NotSupportedError(
                         f"a section {name.decode('ascii', 'backslashreplace')!r} "
@@ -502,10 +504,10 @@ class _Index:
             self._run(block, page + 1, _PAGE, PAGE_BYTES)
 
     def _run(self, block: _Block, page: int, flag: int, room: int) -> None:
-        """Take pages of one kind that follow each other, which are most.
+        """Index consecutive pages of one kind at once, as most pages are.
 
-        :param page: The first of them.
-        :param room: Bytes of each behind its header.
+        :param page: Index of the first page.
+        :param room: Bytes of each page in the stream, without its header.
         """
         stride = _HEADER_BYTES + room
         at_once = _FIRST_RUN
@@ -566,7 +568,7 @@ class _Index:
 
 
 _MOST_PAGES_OF = PAGE_BYTES // 9
-"""Bytes of memory of a byte of the file, at most: a page of zeros has 9."""
+"""Maximum bytes of memory per byte of the file: a page of zeros takes 9 bytes."""
 
 _LIBVIRT = struct.Struct("<16sIIIII")
 """``struct _virQEMUSaveHeader`` (libvirt's qemu_saveimage.h): magic, version, size of
@@ -583,10 +585,11 @@ _FORMATS = {
 
 
 def libvirt_stream(read: ReadAt) -> tuple[int, tuple[str, str] | None]:
-    """Return where the stream in a file by ``virsh save`` begins, and its compression.
+    """Return the offset of the stream in a file by ``virsh save``, and its compression.
 
-    :return: Of the compression its name, and what decompresses it; ``None`` for none.
-    :raises DamagedDataError: if it is of an unknown version or compression
+    :return: The compression as its name and the command that decompresses it; ``None``
+        for none.
+    :raises DamagedDataError: if the version or the compression is unknown
     """
     header = read_exactly(read, 0, _LIBVIRT_BYTES)
     _, version, size, _, compression, _ = _LIBVIRT.unpack_from(header)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Files that hold a guest's memory, but not where its kernel is: how to read them."""
+"""Readers of files that hold a guest's memory, but do not locate its kernel."""
 
 import os
 import shlex
@@ -28,8 +28,8 @@ from msatools.program.raw_memory import FileMemory, Memory, MemoryRange, Ranges
 # Both have a header before each range (LiME's documentation; AVML's image.rs). AVML
 # compresses each range by snappy's framing format (framing_format.txt), whose chunks
 # hold 64 KiB at most, so that any of them can be read alone. The size of a range in the
-# file follows it. It writes ranges of 16 MiB, and none of those that are all zeros:
-# what it left out cannot be told from what is no RAM, and is not read.
+# file follows it. AVML writes ranges of 16 MiB, except those that are all zeros: in the
+# file these look like addresses without RAM, and are not read.
 
 
 _HEADER = struct.Struct("<IIQQ8x")
@@ -40,7 +40,7 @@ LIME, AVML = (0x4C694D45, 1), (0x4C4D5641, 2)
 
 _MOST_LIME_RANGES = 1 << 16
 _MOST_CHUNKS = 1 << 24
-"""1 TiB of memory."""
+"""Maximum number of chunks: those of 1 TiB of memory."""
 
 _CHUNK_HEADER = 4
 _CHECKSUM = 4
@@ -51,14 +51,14 @@ _COMPRESSED, _STORED, _FIRST_SKIPPABLE, _STREAM = 0x00, 0x01, 0x80, 0xFF
 _STREAM_BODY = b"sNaPpY"
 _TRAILER = struct.Struct("<Q")
 _KEPT = 64
-"""Chunks that are kept decompressed: 4 MiB."""
+"""Maximum number of chunks kept decompressed: 4 MiB."""
 
 
 def open_forensic(path: str) -> Memory:
     """Return the memory in an image by LiME or AVML.
 
     :raises DamagedDataError: if its headers make no sense
-    :raises ImportError: if it is compressed, and the library is not installed
+    :raises ImportError: if it is compressed, and cramjam is not installed
     :raises OSError: if it cannot be read
     """
     with open(path, "rb", buffering=0) as file:
@@ -82,7 +82,10 @@ def _lime_ranges(read: ReadAt, size: int) -> list[MemoryRange]:
 
 
 def _range(read: ReadAt, position: int, kind: tuple[int, int]) -> MemoryRange:
-    """Return the range whose header is at a position; its contents follow."""
+    """Return the range whose header is at *position* and has the *kind*'s magic.
+
+    The range's memory follows the header.
+    """
     header = _HEADER.unpack(read_exactly(read, position, _HEADER.size))
     *found, first, last = header
     if (*found,) != kind or first > last or last >> 52:
@@ -96,7 +99,7 @@ def _check_count(ranges: Sequence[object]) -> None:
 
 
 def in_order(ranges: Sequence[MemoryRange]) -> list[MemoryRange]:
-    """Return ranges by address.
+    """Return ranges sorted by address.
 
     :raises DamagedDataError: if two overlap
     """
@@ -111,22 +114,22 @@ class _Chunk(NamedTuple):
     """A chunk of a compressed range."""
 
     start: int
-    """The first address of its memory."""
+    """The physical address of the chunk's first byte."""
 
     size: int
-    """Bytes of its memory."""
+    """Bytes of memory in the chunk."""
 
     offset: int
-    """Where its data lie in the file."""
+    """Offset of the chunk's data in the file."""
 
     stored: int
-    """Bytes of its data."""
+    """Bytes of the chunk's data in the file."""
 
     is_compressed: bool
 
 
 def _chunks(read: ReadAt, size: int) -> tuple[list[MemoryRange], list[_Chunk], bool]:
-    """Return the ranges of AVML's image, their chunks, and if its end is missing."""
+    """Return ranges and chunks of AVML's image, and whether its end is missing."""
     ranges: list[MemoryRange] = []
     chunks: list[_Chunk] = []
     position = 0
@@ -142,7 +145,7 @@ def _chunks(read: ReadAt, size: int) -> tuple[list[MemoryRange], list[_Chunk], b
 
 
 def _known(ranges: list[MemoryRange], chunks: list[_Chunk]) -> list[MemoryRange]:
-    """Return the ranges without what the last one lacks."""
+    """Return the ranges, the last one cut to the memory that its chunks have."""
     last = ranges.pop() if ranges else None
     if last is not None:
         have = [each.start + each.size for each in chunks if each.start >= last.start]
@@ -153,7 +156,7 @@ def _known(ranges: list[MemoryRange], chunks: list[_Chunk]) -> list[MemoryRange]
 
 
 def _index(read: ReadAt, of: MemoryRange, chunks: list[_Chunk]) -> int:
-    """Add the chunks of a range; return where the next one begins."""
+    """Add the chunks of a range; return the offset of the next range."""
     position, address = of.offset, of.start
     while address < of.end:
         header = int.from_bytes(read_exactly(read, position, _CHUNK_HEADER), "little")
@@ -207,7 +210,7 @@ class CompressedMemory(Memory):
     ) -> None:
         """
         :param chunks: By address.
-        :raises ImportError: if the library is not installed
+        :raises ImportError: if cramjam is not installed
         """
         import cramjam
 
@@ -265,9 +268,9 @@ class CompressedMemory(Memory):
 
 # --- States of a VMware guest (.vmss, .vmsn), which can have its memory.
 #
-# They have groups of values by name and index; a value can be a block of any size. The
-# group of the memory says which of its pages lie where, if there are holes (crash's
-# vmware_vmss.c). Most states leave the memory to a flat file beside them, the .vmem.
+# A state has groups of values by name and index; a value can be a block of any size. If
+# memory has holes, the group "memory" lists its regions (crash's vmware_vmss.c). Most
+# states leave the memory to a flat file beside them, the .vmem.
 
 
 _STATE = struct.Struct("<III")
@@ -277,10 +280,11 @@ _GROUP = struct.Struct("<64sQQ")
 """Name, offset and size of a group."""
 
 _TAG_BYTES = 2
-"""Bytes of the name, number of indices, and bytes of the value: 8, 2 and 6 bits."""
+"""Size of a value's tag: 8 bits for the bytes of its name, 2 for the number of its
+indices, and 6 for the bytes of the value."""
 
 _BLOCK = struct.Struct("<QQH")
-"""Bytes in the file and in memory, and those before the contents."""
+"""Bytes of a block in the file and in memory, and bytes of padding before its data."""
 
 _PACKED_BLOCK, _PLAIN_BLOCK = 0x3E, 0x3F
 """Sizes of values that stand for blocks, compressed and not."""
@@ -290,9 +294,9 @@ _VMWARE_PAGE = 4096
 
 
 def vmware_ranges(read: ReadAt) -> list[MemoryRange]:
-    """Return where the memory of a VMware guest lies in its state; empty if nowhere.
+    """Return the ranges of memory in a VMware guest's state; empty if it has none.
 
-    :raises DamagedDataError: if the state makes no sense
+    :raises DamagedDataError: if the state contradicts itself
     :raises EOFError: if the file ends within its headers
     :raises NotSupportedError: if its memory is compressed
     """
@@ -361,7 +365,7 @@ def _vmware_regions(
     return in_order(ranges)
 
 
-# --- Which files hold memory, and how each is read.
+# --- The reader for each format of files with memory.
 
 
 _FORENSIC = tuple(magic.to_bytes(4, "little") for magic, _ in (LIME, AVML))
@@ -374,7 +378,7 @@ _PAGES_KEPT = 1024
 def memory_in(path: str, dump: DumpFile) -> Memory:
     """Return the memory in a file.
 
-    :param dump: What its headers say.
+    :param dump: The file's headers.
     :raises TargetError: if it cannot be read, or its headers make no sense
     """
     try:
@@ -489,6 +493,6 @@ def _vmware_memory(path: str, read: ReadAt) -> Memory:
         raise NotADumpError(
             path, f"a state of a VMware guest (vmss or vmsn) {why}", VMWARE_REMEDY
         )
-    # A state without regions has no hole, or lacks its end, which has them.
+    # Packed: a state without regions has no hole, or is cut off before its regions.
     is_packed = [each.start for each in ranges] == [0]
     return FileMemory("VMware state", path, ranges, is_packed=is_packed)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which physical address of a guest lies where in a file that does not say.
+"""Placing of a guest's memory by physical address, in files that do not record it.
 
-:mod:`msatools.program.raw_program` asks for each kernel that is found in such a file.
+:mod:`msatools.program.raw_program` calls it for each kernel found in such a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,28 +21,30 @@ from msatools.program.raw_memory import (
 )
 
 # Hypervisors leave a hole below 4 GiB for devices, and write memory without it: QEMU's
-# memory-backend-file, Firecracker, Cloud Hypervisor and VMware each end the lower part
-# elsewhere. The kernel's image is at an address that VMCOREINFO gives. If that is above
-# 4 GiB, where it lies shows the hole; else the kernel's own counts of pages do.
+# memory-backend-file, Firecracker, Cloud Hypervisor and VMware each start the hole
+# elsewhere. VMCOREINFO has the physical address of the kernel's image. If that is above
+# 4 GiB, the image's offset in the file shows the hole; else the kernel's own counts of
+# pages do.
 
 
 HOLE_END = 4 << 30
-"""Where the hole of x86-64 ends."""
+"""Physical address where the hole of x86-64 ends."""
 
 _KNOWN_ENDS = tuple(
     quarter << 28 for quarter in (12, 8, 13, 14, 15, 4, 11, 10, 6, 7, 9, 5, 3, 2, 1)
 )
-"""Where the memory below the hole ends, the usual first: QEMU's i440fx, VMware, Cloud
-Hypervisor and Firecracker since its version 1.14 3 GiB, q35 2 GiB, older Firecrackers
-3.25 GiB, QEMU's if all of it fits there 3.5 GiB; others by ``max-ram-below-4g``."""
+"""Physical addresses where the memory below the hole may end, the usual ones first: 3
+GiB with QEMU's i440fx, VMware, Cloud Hypervisor and Firecracker since 1.14; 2 GiB with
+q35; 3.25 GiB with older Firecrackers; 3.5 GiB with QEMU if all memory fits below;
+others by QEMU's option ``max-ram-below-4g``."""
 
 _GIB = 1 << 30
 LEAST_HOLE = 16 << 20
-"""Minimum size of a gap in a kernel's map of memory that can be a hole, in bytes: Cloud
+"""Minimum bytes of a gap in a kernel's map of memory that can be a hole: Cloud
 Hypervisor's on arm64 has 64 MiB."""
 
 _MOST_KEPT = 64 << 20
-"""Maximum size of what firmware keeps for itself below a hole, in bytes."""
+"""Maximum bytes that firmware keeps for itself below a hole."""
 
 _MOST_HOLES = 6
 
@@ -50,32 +52,32 @@ _PAGE_SHIFT = 12
 _MOST_NAMES = 16
 _LOW_STEP = 1 << 20
 _NO_HOLE_BYTES = 2 << 30
-"""Memory that fits below the hole, wherever a hypervisor begins that by itself."""
+"""Bytes of memory that fit below the hole of any hypervisor's default."""
 
 _SAME_BYTES = 1024
-"""What a crash adds to VMCOREINFO comes later."""
+"""Bytes of VMCOREINFO that are compared: a crash adds lines only behind them."""
 
 _NODE = ("node_start_pfn", "node_spanned_pages", "node_id")
 
 
 class KernelFacts(NamedTuple):
-    """What a kernel's own variables say; ``None`` for what it does not have."""
+    """Facts from a kernel's own variables; ``None`` for variables that it lacks."""
 
     pages_end: int | None
-    """The physical address behind its last page (``max_pfn``)."""
+    """The physical address behind the kernel's last page (``max_pfn``)."""
 
     text_at: int | None
     """The physical address of VMCOREINFO (``vmcoreinfo_data``)."""
 
     nodes: tuple[tuple[int, int], ...]
-    """The number of each node of memory, and where its ``struct pglist_data`` is."""
+    """Number and physical address of each node's ``struct pglist_data``."""
 
     banner: str | None
     """``linux_banner``."""
 
     ram: tuple[tuple[int, int], ...] = ()
-    """Start and end of each range of memory that it has (``memblock``); empty if it
-    does not keep them."""
+    """Start and end of each range of memory (``memblock``); empty if the kernel does
+    not keep them."""
 
 
 def place_kernel(
@@ -83,9 +85,9 @@ def place_kernel(
 ) -> bool:
     """Find a placing of memory at which a kernel is where VMCOREINFO says.
 
-    :param search: Whether to search memory for it once more, if it lies at none of the
-        usual places.
-    :return: Whether there is one; *physical* then has it.
+    :param search: Whether to search memory for the kernel, instead of trying the usual
+        placings.
+    :return: Whether a placing was found; *physical* then has it.
     """
     for pieces in _searched(physical, kernel) if search else _usual(physical, kernel):
         physical.place(pieces)
@@ -124,14 +126,14 @@ def _searched(
         if is_x86 and 0 < shift < HOLE_END <= kernel.uts_name:
             yield with_hole(memory.size, HOLE_END - shift)
         elif shift > 0:
-            # Memory that begins elsewhere than at 0.
+            # The file's memory begins at a physical address other than 0.
             yield [MemoryRange(shift, memory.size, 0)]
         if count >= _MOST_NAMES:
             return
 
 
 def with_hole(size: int, low_end: int) -> list[MemoryRange]:
-    """Return the placing of packed memory whose lower part ends at an address."""
+    """Return the placing of *size* bytes of packed memory with a hole at *low_end*."""
     if size <= low_end:
         return [MemoryRange(0, size, 0)]
     high = MemoryRange(HOLE_END, size - low_end, low_end)
@@ -141,11 +143,11 @@ def with_hole(size: int, low_end: int) -> list[MemoryRange]:
 def settle_hole(
     physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts | None
 ) -> bool | None:
-    """Place packed memory behind the hole, where the kernel says how much there is.
+    """Place packed memory behind the hole by the kernel's own count of pages.
 
-    :param facts: ``None`` if they are lost.
-    :return: Whether the file has all memory of the kernel; ``None`` if it is not known
-        what lies behind the hole, so that what is read there would be wrong.
+    :param facts: ``None`` if the kernel's variables are lost.
+    :return: Whether the file has all memory of the kernel; ``None`` if the placing
+        behind the hole is unknown, so that reads there would be wrong.
     """
     memory = physical.memory
     if not memory.is_packed:
@@ -174,7 +176,7 @@ def settle_hole(
         if _agrees(physical, kernel, facts):
             return physical.pieces[-1].end >= end
     physical.place(before)
-    # A file that was cut off can lack what lies behind a hole, and have none itself.
+    # A file that was cut off may lack all memory behind the hole.
     has_hole = end > HOLE_END if is_x86 else bool(_gaps(facts.ram))
     return None if has_hole and not is_settled else False
 
@@ -182,7 +184,7 @@ def settle_hole(
 def _settled(
     physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts, end: int
 ) -> Iterator[Sequence[MemoryRange]]:
-    """Yield the placings of packed memory by what the kernel says, the likeliest first.
+    """Yield the placings that fit the kernel's variables, the likeliest first.
 
     :param end: The physical address behind the kernel's last page.
     """
@@ -199,9 +201,9 @@ def with_holes(
 ) -> Iterator[list[MemoryRange]]:
     """Yield the placings of packed memory with holes where the kernel's map has gaps.
 
-    Not each gap is one: firmware keeps memory, and options (memmap=) take it. With the
-    right ones, memory is as large as the file. Firecracker has a second hole from 256
-    to 512 GiB.
+    Not every gap is a hole: firmware keeps memory, and options (memmap=) remove it.
+    With the right gaps, memory is as large as the file. Firecracker has a second hole
+    from 256 to 512 GiB.
 
     :param size: Bytes of memory in the file.
     :param start: The physical address of its first byte.
@@ -209,11 +211,11 @@ def with_holes(
     :param end: The physical address behind the kernel's last page.
     """
     gaps = sorted(sorted(_gaps(ram), key=lambda gap: gap[0] - gap[1])[:_MOST_HOLES])
-    # Hypervisors have one below 4 GiB.
+    # The gap that ends at 4 GiB first: hypervisors have a hole there.
     gaps.sort(key=lambda gap: gap[1] != HOLE_END)
     for count in range(1, len(gaps) + 1):
         for first, *others in map(sorted, combinations(gaps, count)):
-            # What firmware keeps lies below the first hole; others begin at a GiB.
+            # Firmware keeps memory below the first hole; further holes begin at a GiB.
             ends = [*(_rounded_up(low) for low, _ in others), end]
             starts = [first[1], *(high for _, high in others)]
             high = sum(ends) - sum(starts)
@@ -229,9 +231,10 @@ def with_holes(
 
 
 def _is_odd(pieces: Sequence[MemoryRange]) -> bool:
-    """Return whether memory lies as no hypervisor writes it, so that more is left out.
+    """Return whether a piece is not at a MiB, as every hypervisor places it.
 
-    Only what is near the kernel is then where it is placed.
+    Then the file lacks other ranges as well, and only the piece with the kernel is
+    placed right.
     """
     return any(each.start % _LOW_STEP or each.offset % _LOW_STEP for each in pieces)
 
@@ -239,12 +242,12 @@ def _is_odd(pieces: Sequence[MemoryRange]) -> bool:
 def _ranges_alone(
     physical: PhysicalMemory, kernel: FoundKernel, ram: Sequence[tuple[int, int]]
 ) -> list[MemoryRange] | None:
-    """Return the placing of a file that has the kernel's ranges, and nothing else.
+    """Return the placing of a file that has the kernel's ranges one after the other.
 
-    That is LiME's format=raw, which also has what a page at the end of a range has of
-    RAM: in practice the first one, below the BIOS.
+    LiME's format=raw writes such a file. It also has the RAM in a partial page at the
+    end of a range: in practice of the first range, below the BIOS.
 
-    :return: ``None`` if the file does not fit that.
+    :return: ``None`` if the file is not of that size.
     """
     address = kernel.uts_name
     found = [
@@ -272,7 +275,7 @@ def _ranges_alone(
 
 
 def _gaps(ram: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return start and end of what can be a hole between ranges of memory."""
+    """Return start and end of the gaps between ranges that are as large as a hole."""
     return [
         (before, after)
         for (_, before), (after, _) in pairwise(ram)
@@ -281,7 +284,10 @@ def _gaps(ram: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _rounded_up(address: int) -> int:
-    """Return the end of memory of which firmware may keep the rest."""
+    """Return the end of RAM at or after *address*: firmware may keep the last bytes.
+
+    This is the next GiB, or *address* if the next GiB is too far away.
+    """
     rounded = -(-address // _GIB) * _GIB
     return rounded if rounded - address <= _MOST_KEPT else address
 
@@ -289,8 +295,8 @@ def _rounded_up(address: int) -> int:
 def _low_ends(
     size: int, kernel: FoundKernel, facts: KernelFacts, end: int
 ) -> Iterator[int]:
-    """Yield where the lower part of packed memory may end, the likeliest first."""
-    # The upper part ends where the file does, unless it was cut off.
+    """Yield addresses where the hole may begin, the likeliest first."""
+    # First, the kernel's last page is at the end of the file, if that is not cut off.
     found = [size - (end - HOLE_END)]
     if facts.text_at is not None:
         found += [HOLE_END - facts.text_at + each for each in kernel.copies]
@@ -300,7 +306,7 @@ def _low_ends(
 
 
 def _agrees(physical: PhysicalMemory, kernel: FoundKernel, facts: KernelFacts) -> bool:
-    """Return whether what the kernel points to lies where it says."""
+    """Return whether kernel, VMCOREINFO and nodes are at their physical addresses."""
     if not kernel.is_at(physical.read):
         return False
     try:
@@ -333,6 +339,6 @@ def _is_node(
             for place, size in zip(places, (8, 8, 4), strict=True)
         )
     except UNREADABLE:
-        # A file that was cut off does not have it.
+        # A file that was cut off may lack the node.
         return True
     return own == number and start + pages <= facts.pages_end >> _PAGE_SHIFT

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Physical memory of a file, and the kernels that are found in it, with proof of each.
+"""Physical memory of a file, a search for kernels in it, and a check of each.
 
-If there is none: what the memory looks like.
+If no kernel is found, the memory is described instead.
 """
 
 import errno
@@ -39,34 +39,34 @@ _NOT_THERE = "not in the file"
 
 
 class MemoryRange(NamedTuple):
-    """A contiguous part of memory, and where it lies."""
+    """A contiguous range of memory addresses, mapped to a file or other memory."""
 
     start: int
-    """Its first address."""
+    """The first address."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
 
     offset: int
-    """Where it lies: an offset in the file, or an address of other memory."""
+    """Offset of the range in the file, or its start address in other memory."""
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """The first address behind the range."""
         return self.start + self.size
 
 
 class Ranges:
-    """Ranges without overlaps, by address."""
+    """Ranges without overlaps, sorted by address."""
 
     def __init__(self, ranges: Sequence[MemoryRange]) -> None:
         self.all = tuple(ranges)
         self._starts = [each.start for each in ranges]
 
     def split(self, address: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """Yield address, size and position of the parts of a read.
+        """Yield address, size and :attr:`MemoryRange.offset` of the parts of a read.
 
-        :raises FaultError: if a part of it lies in no range
+        :raises FaultError: if a part of the read lies in no range
         """
         end = address + size
         while address < end:
@@ -80,22 +80,25 @@ class Ranges:
 
 
 class Memory(ABC):
-    """The memory in a file, by address: the guest's or, if packed, the file's own."""
+    """The memory in a file, by the guest's physical address.
+
+    If :attr:`is_packed`, addresses are offsets in the memory that the file has.
+    """
 
     name: str
     """Name of the format, for the user."""
 
     is_packed = False
-    """Whether the file does not say which address of the guest lies where: what lies
-    behind the guest's hole below 4 GiB can follow what lies before it."""
+    """Whether the file does not record the guest's addresses: memory behind the guest's
+    hole below 4 GiB may directly follow the memory before it."""
 
     is_truncated = False
-    """Whether the file ends before its headers say."""
+    """Whether the file is shorter than its headers require."""
 
     @property
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:
-        """All ranges that the file has, by address."""
+        """All ranges that the file has, sorted by address."""
 
     @abstractmethod
     def read(self, address: int, size: int) -> bytes:
@@ -105,16 +108,16 @@ class Memory(ABC):
         """
 
     def fill(self, address: int, buffer: memoryview) -> int:
-        """Read into a buffer, as much as is read at once; return the bytes read.
+        """Read into a buffer with one read, which may not fill it; return the count.
 
-        :raises FaultError: if the file does not have it
+        :raises FaultError: if the file does not have the first byte
         """
         data = self.read(address, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def filled(self) -> Iterator[tuple[int, int]]:
-        """Yield start and end of all that may be other than zeros, by address."""
+        """Yield start and end address of the ranges that may have other than zeros."""
         for each in self.ranges:
             yield each.start, each.end
 
@@ -140,8 +143,8 @@ class FileMemory(Memory):
     ) -> None:
         """Open a file.
 
-        :param ranges: By address and without overlaps, with offsets in the file; the
-            whole file if not given.
+        :param ranges: Sorted by address, without overlaps, with offsets in the file; by
+            default one range of the whole file.
         :raises OSError: if it cannot be opened
         """
         self.name = name
@@ -151,7 +154,7 @@ class FileMemory(Memory):
         size = os.lseek(self._fd, 0, os.SEEK_END)
         if ranges is None:
             ranges = [MemoryRange(0, size, 0)]
-        # A file that was cut off has less.
+        # A file that was cut off has less than the ranges.
         parts = [
             each._replace(size=max(min(each.size, size - each.offset), 0))
             for each in ranges
@@ -169,7 +172,7 @@ class FileMemory(Memory):
             try:
                 part = os.pread(self._fd, count, offset)
             except OSError as error:
-                # One bad sector is no reason to lose all else.
+                # A fault, as for missing memory: a bad sector must not end the report.
                 raise FaultError(error.strerror or _NOT_THERE, start) from error
             if len(part) < count:
                 raise FaultError(_NOT_THERE, start + len(part))
@@ -187,7 +190,7 @@ class FileMemory(Memory):
                 yield start + shift, end + shift
 
     def _data(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield start and end of what is no hole of a sparse file."""
+        """Yield start and end offset of the parts of a file that are no holes."""
         while start < end:
             try:
                 start = os.lseek(self._fd, start, os.SEEK_DATA)
@@ -210,9 +213,9 @@ class PhysicalMemory:
         self.place([each._replace(offset=each.start) for each in memory.ranges])
 
     def place(self, pieces: Sequence[MemoryRange]) -> None:
-        """Set which physical address lies at which address of the memory.
+        """Set which physical address lies at which address of :attr:`memory`.
 
-        :param pieces: By physical address.
+        :param pieces: Sorted by physical address; offsets are addresses of *memory*.
         """
         self._pieces = Ranges(pieces)
         # The usual case, without a search.
@@ -220,7 +223,7 @@ class PhysicalMemory:
 
     @property
     def pieces(self) -> Sequence[MemoryRange]:
-        """Which physical address lies at which address of the memory."""
+        """The ranges that :meth:`place` has set."""
         return self._pieces.all
 
     def read(self, address: int, size: int) -> bytes:
@@ -235,7 +238,7 @@ class PhysicalMemory:
             try:
                 parts.append(self.memory.read(position, count))
             except FaultError as error:
-                # The address in it is of the file.
+                # That error has an address of *memory*, not the physical address.
                 raise FaultError(_NOT_THERE, start) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -246,12 +249,12 @@ class PhysicalMemory:
 
 # --- A search of all memory for words at a fixed place in a page.
 #
-# VMCOREINFO begins a page of its own, so that one word of each page tells. Memory is
-# read in bulk; only that word is looked at.
+# VMCOREINFO begins a page of its own, so that one word of each page is enough to find
+# candidates. Memory is read in bulk; only that word is compared.
 
 
 _CHUNK_BYTES = 1 << 20
-"""Read at once: what fits into a CPU's cache costs least."""
+"""Bytes to read at once: fastest if they fit into a CPU's cache."""
 
 _TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 0.5
@@ -259,21 +262,21 @@ _TELL_EVERY_S = 0.5
 _GIB = 1 << 30
 
 _MOST_HITS = 1 << 16
-"""A hostile file can consist of nothing else."""
+"""Maximum number of pages to find: a hostile file may consist of such pages only."""
 
 
 class Words(NamedTuple):
     """Bytes to look for in each page."""
 
     offset: int
-    """In a page; a multiple of 4."""
+    """Offset of the bytes in a page; a multiple of 4."""
 
     text: bytes
-    """At least 4 bytes."""
+    """The bytes, at least 4."""
 
 
 def find_words(memory: Memory, wanted: Sequence[Words]) -> Iterator[tuple[int, int]]:
-    """Yield the address of each page that has some bytes, and which of *wanted*.
+    """Yield the address of each page with wanted bytes, and their index in *wanted*.
 
     Memory that cannot be read is left out.
     """
@@ -305,7 +308,7 @@ def find_words(memory: Memory, wanted: Sequence[Words]) -> Iterator[tuple[int, i
 
 
 def _filled(memory: Memory, address: int, buffer: memoryview) -> int:
-    """Read as much as there is into a buffer; return the number of bytes."""
+    """Fill a buffer from memory, unreadable pages with zeros; return its size."""
     done = 0
     while done < len(buffer):
         try:
@@ -313,7 +316,7 @@ def _filled(memory: Memory, address: int, buffer: memoryview) -> int:
         except (FaultError, OSError):
             count = 0
         if not count:
-            # What cannot be read has no words; the rest of it may.
+            # Zeros match no words. The pages behind this one may be readable.
             skipped = PAGE_BYTES - done % PAGE_BYTES
             buffer[done : done + skipped] = bytes(len(buffer[done : done + skipped]))
             count = min(skipped, len(buffer) - done)
@@ -322,7 +325,7 @@ def _filled(memory: Memory, address: int, buffer: memoryview) -> int:
 
 
 class _Progress:
-    """Says on a terminal how far a search is, if it takes over a second."""
+    """Shows the progress of a search on a terminal, if it takes over a second."""
 
     def __init__(self, memory: Memory) -> None:
         self._size = max(memory.size, 1)
@@ -340,7 +343,7 @@ class _Progress:
             self._out.flush()
 
     def add(self, count: int) -> None:
-        """Count bytes as done."""
+        """Count bytes as searched, and update the terminal if it is time."""
         self._done += count
         if self._out is None or time.monotonic() < self._next_s:
             return
@@ -353,12 +356,12 @@ class _Progress:
         self._out.flush()
 
 
-# --- Kernels that were found in memory, and proof that each is one.
+# --- Kernels that were found in memory, and a check that each is one.
 #
 # A copy of VMCOREINFO alone proves nothing: a former kernel's page outlives kexec, a
-# nested guest's lies in its host, and any program can hold the text. What it says has
-# to be there: the names of the system (init_uts_ns) at the address that it gives, of
-# the same release, and page tables that map the kernel's text to where it says.
+# nested guest's lies in its host, and any program can hold the text. So init_uts_ns has
+# to be at the address in VMCOREINFO, with the same release, and the page tables have to
+# map the kernel's text to the physical address that follows from VMCOREINFO.
 
 
 Read = Callable[[int, int], bytes]
@@ -367,7 +370,7 @@ Read = Callable[[int, int], bytes]
 _TEXT = b"OSRELEASE="
 _NOTE = b"VMCOREINFO\0\0" + _TEXT
 _NOTE_BYTES = 24
-"""Header and name of the ELF note, which the kernel keeps in pages of its own."""
+"""Bytes of header and name of the ELF note, which the kernel keeps in own pages."""
 
 _MOST_BYTES = PAGE_BYTES
 """VMCOREINFO_BYTES (include/linux/crash_core.h, linux/vmcore_info.h) is a page."""
@@ -384,20 +387,19 @@ _NAMES_BYTES = _RELEASE + _UTS_FIELD
 _NAMES = ((0, _TEXT), (12, _NOTE))
 
 _SHIFTS = (0, 1024, 2048, 3072)
-"""Where pages can begin in a page of packed memory: firmware keeps whole KiB below 640
-KiB, which LiME's format=raw leaves out."""
+"""Offsets at which a guest's pages can begin in pages of packed memory: LiME's
+format=raw leaves out whole KiB that firmware keeps below 640 KiB."""
 
 
 class FoundKernel(NamedTuple):
-    """What a copy of VMCOREINFO says of its kernel."""
+    """A kernel as a copy of VMCOREINFO describes it."""
 
     copies: tuple[int, ...]
-    """Addresses of pages that begin with it, in the memory that was searched: the
-    kernel's own, and the one that it keeps for a crash. Empty if only the note that is
-    made of it was found."""
+    """Addresses, in the memory that was searched, of pages that begin with VMCOREINFO:
+    the kernel's own, and its copy for a crash. Empty if only the ELF note was found."""
 
     text: bytes
-    """VMCOREINFO itself."""
+    """VMCOREINFO as it is in memory."""
 
     lines: Mapping[str, str]
     arch: Architecture
@@ -443,7 +445,7 @@ class FoundKernel(NamedTuple):
         return address
 
     def is_at(self, read: Read) -> bool:
-        """Return whether memory has, where VMCOREINFO says, a kernel of this release.
+        """Return whether ``init_uts_ns`` of this release is at its physical address.
 
         :param read: Reads physical memory.
         """
@@ -461,7 +463,10 @@ class FoundKernel(NamedTuple):
         return name.startswith(_SYSNAME) and release == self.release.encode()
 
     def is_mapped(self, read: Read) -> bool:
-        """Return whether the kernel's page tables map its text to where it says."""
+        """Return whether the page tables map the kernel's text by its image offset.
+
+        :param read: Reads physical memory.
+        """
         try:
             form = _table_format(self)
             root = self.symbol("swapper_pg_dir") - self.image_offset
@@ -474,7 +479,7 @@ class FoundKernel(NamedTuple):
 
 
 def find_kernels(memory: Memory) -> list[FoundKernel]:
-    """Search memory for VMCOREINFO; return those that differ, as they were found."""
+    """Search memory for VMCOREINFO; return distinct kernels in the order found."""
     places = [(shift, *name) for shift in _shifts(memory) for name in _NAMES]
     wanted = [Words(shift + offset, text) for shift, offset, text in places]
     found: dict[bytes, FoundKernel] = {}
@@ -484,7 +489,7 @@ def find_kernels(memory: Memory) -> list[FoundKernel]:
         page = address + shift
         start = page + (_NOTE_BYTES if number else 0)
         try:
-            # The note of the text may cross into the next page.
+            # Not beyond this page: the rest of a note may lie elsewhere in memory.
             text = _text(memory.read(start, page + _MOST_BYTES - start))
             kernel = parse_kernel(text)
         except UNREADABLE:
@@ -504,9 +509,9 @@ def _shifts(memory: Memory) -> Sequence[int]:
 
 
 def parse_kernel(text: bytes) -> FoundKernel:
-    """Return what VMCOREINFO says of a kernel.
+    """Parse VMCOREINFO.
 
-    :raises DamagedDataError: if it does not say enough
+    :raises DamagedDataError: if a line that is needed is missing or malformed
     """
     rows = text.decode("ascii", "replace").splitlines()
     lines = dict(row.split("=", 1) for row in rows if "=" in row)
@@ -526,16 +531,16 @@ def _text(data: bytes) -> bytes:
 
 
 def _identity(kernel: FoundKernel) -> bytes:
-    """Return what the copies of one boot have the same; a crash adds its time."""
+    """Return the lines that all copies of one boot share: all but a crash's time."""
     return b"\n".join(
         row for row in kernel.text.splitlines() if not row.startswith(b"CRASHTIME=")
     )
 
 
 def _placed(lines: Mapping[str, str]) -> tuple[Architecture, int]:
-    """Return the architecture, and where the image lies.
+    """Return the architecture, and virtual minus physical address of the image.
 
-    Each has a line that no other has: arch/x86/kernel/vmcore_info_64.c,
+    Each architecture has a line of its own: arch/x86/kernel/vmcore_info_64.c,
     arch/arm64/kernel/vmcore_info.c, arch/riscv/kernel/vmcore_info.c.
     """
     for name, arch in (
@@ -556,8 +561,8 @@ def _placed(lines: Mapping[str, str]) -> tuple[Architecture, int]:
 def _table_format(kernel: FoundKernel) -> TableFormat:
     """Return the format of a kernel's page tables, by VMCOREINFO alone.
 
-    :raises DamagedDataError: if it is of a machine whose tables are not read
-    :raises ValueError: if a number in it is none
+    :raises DamagedDataError: if the machine's page tables are not supported
+    :raises ValueError: if a number in VMCOREINFO is malformed
     """
     lines = kernel.lines
     if kernel.arch == Architecture.X86_64:
@@ -577,9 +582,9 @@ def _table_format(kernel: FoundKernel) -> TableFormat:
 
 
 def find_names(memory: Memory, kernel: FoundKernel) -> Iterator[int]:
-    """Yield where ``init_uts_ns.name`` of a kernel may lie, by address of the memory.
+    """Yield the addresses in *memory* where a kernel's ``init_uts_ns.name`` may be.
 
-    It is at the same place of a page, wherever that page lies.
+    Its offset in a page is known, wherever that page lies.
     """
     if kernel.uts_name % 4:
         return
@@ -595,20 +600,20 @@ def find_names(memory: Memory, kernel: FoundKernel) -> Iterator[int]:
             yield place
 
 
-# --- What memory holds in which no kernel was found: noise, zeros, or something else.
+# --- Description of memory without a kernel: noise, zeros, or something else.
 
 
 _SAMPLES = 1024
 _RANDOM_SHARE = 0.98
 _RANDOM_VALUES = 400.0
-"""Maximum of the sum of squared deviations over the expected count (chi-squared) of
-bytes that are random, of a page: 255 on average, with a standard deviation of 23."""
+"""Maximum chi-squared statistic of the byte values in a random page: it is 255 on
+average, with a standard deviation of 23."""
 
 _WHAT = "no header of a dump, and no Linux kernel in what would be its memory"
 
 
 def is_noise(memory: Memory) -> bool:
-    """Return whether all of some pages, spread over memory, are random."""
+    """Return whether almost all pages of a sample, spread over memory, are random."""
     pages = list(_pages(memory))
     if not pages:
         return False
@@ -617,7 +622,7 @@ def is_noise(memory: Memory) -> bool:
 
 
 def what_it_holds(memory: Memory) -> tuple[str, str]:
-    """Return what memory without a kernel is, and what to do."""
+    """Return a description of memory without a kernel, and advice, for the user."""
     pages = list(_pages(memory))
     if not pages:
         return (
@@ -634,7 +639,7 @@ def what_it_holds(memory: Memory) -> tuple[str, str]:
 
 
 def _pages(memory: Memory) -> Iterator[bytes]:
-    """Yield some pages that are not zeros."""
+    """Yield a sample of pages, spread over memory, without pages of zeros."""
     extents = [
         (start, end) for start, end in islice(memory.filled(), 1 << 16) if end > start
     ]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""drgn programs of memory without the note that says where the kernel is."""
+"""drgn programs for memory without a VMCOREINFO note, in which the kernel is found."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -32,27 +32,28 @@ from msatools.selfdesc.find import ask
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.standby import standby_of
 
-# --- What a kernel in such memory says of itself.
+# --- Facts from the variables of a kernel that was found in memory.
 
 
 _ALL_MEMORY = (1 << 64) - 1
 
 _IMAGE_BYTES = 1 << 30
-"""KERNEL_IMAGE_SIZE, with KASLR."""
+"""Maximum bytes of x86-64's image: KERNEL_IMAGE_SIZE, with KASLR."""
 
 _SECOND_NS = 10**9
 _MOST_TIME_S = 1 << 33
-"""The year 2242: later ones are damage."""
+"""Maximum plausible time of a boot, in seconds since 1970: the year 2242."""
 
 _PAGE_SHIFT = 12
 _POINTER_BYTES = 8
 _BANNER_BYTES = 512
 _DIRECT_MAP = 0xFFFF888000000000
-"""Where x86-64 has it without CONFIG_RANDOMIZE_MEMORY, with tables of four levels."""
+"""Start of x86-64's direct map without CONFIG_RANDOMIZE_MEMORY, with tables of four
+levels."""
 
 _MEMBLOCK = struct.Struct("<16xQ8xQQ")
-"""``struct memblock``: number of ranges of memory, their total size, and where they
-are (include/linux/memblock.h)."""
+"""``struct memblock``: number of ranges of memory, their total size, and address of
+their array (include/linux/memblock.h)."""
 
 _MEMBLOCK_RANGE = struct.Struct("<QQ8x")
 _MOST_MEMBLOCK_RANGES = 1 << 12
@@ -61,7 +62,7 @@ _MOST_NODES = 1024
 
 
 def program_of(kernel: FoundKernel) -> Program:
-    """Return a program of a kernel, without memory.
+    """Return a program for a kernel, without memory.
 
     :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
@@ -69,14 +70,14 @@ def program_of(kernel: FoundKernel) -> Program:
 
 
 def _program_on(physical: PhysicalMemory, kernel: FoundKernel) -> Program:
-    """Return a program that reads memory of which the layout is not known for certain.
+    """Return a program that reads *physical*, whose placing is not yet certain.
 
     :raises DamagedDataError: if drgn does not take the kernel's VMCOREINFO
     """
     prog = program_of(kernel)
     prog.add_memory_segment(0, _ALL_MEMORY, physical, True)
     ask(prog.set_linux_kernel_custom, kernel.text, False)
-    # In a session of drgn, the plugin would load types from it and say so.
+    # At drgn's prompt, the plugin would load types from this program and print that.
     standby = standby_of(prog)
     if standby is not None:
         standby.stand_down()
@@ -86,12 +87,12 @@ def _program_on(physical: PhysicalMemory, kernel: FoundKernel) -> Program:
 def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
     """Return when a kernel booted, in seconds of its wall clock since 1970.
 
-    It is the clock of the day minus the time since boot (struct timekeeper). A machine
-    without a clock of its own begins in 1970.
+    This is the wall clock minus the time since boot (struct timekeeper). A machine
+    without a real-time clock begins in 1970.
 
-    :return: ``None`` if it or the kernel's types cannot be read.
+    :return: ``None`` if the clocks or the kernel's types cannot be read.
     """
-    # They are slow to import, and few files have several kernels.
+    # Imported here: slow, and few files have several kernels.
     from drgn.helpers.linux.timekeeping import (
         ktime_get_coarse_boottime_ns,
         ktime_get_coarse_real_ns,
@@ -111,11 +112,11 @@ def boot_time(physical: PhysicalMemory, kernel: FoundKernel) -> int | None:
 
 
 def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts | None:
-    """Read what a kernel says of its memory, from its image alone.
+    """Read a kernel's variables that describe its memory, from its image alone.
 
     Page tables, which may lie behind the hole, are not needed.
 
-    :return: ``None`` if its symbols cannot be read.
+    :return: ``None`` if the kernel's symbols cannot be read.
     :raises DamagedDataError: if drgn does not take its VMCOREINFO
     """
     prog = _program_on(physical, kernel)
@@ -149,7 +150,8 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
         return data.partition(b"\0")[0].decode("ascii", "backslashreplace") or None
 
     def ranges() -> tuple[tuple[int, int], ...]:
-        # x86 without CONFIG_MEMORY_HOTPLUG frees it: what is there then has no sum.
+        # x86 without CONFIG_MEMORY_HOTPLUG frees memblock. Other data in its place do
+        # not have a total that matches.
         found = symbols(prog, "memblock", None, True)
         try:
             data = prog.read(found[0].address, _MEMBLOCK.size) if found else b""
@@ -158,7 +160,7 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
         except (*LOST, struct.error, ValueError):
             return ()
         each = [(base, base + size) for base, size in _MEMBLOCK_RANGE.iter_unpack(data)]
-        # The total has parts of pages that were cut off (memblock_trim_memory()).
+        # The total includes partial pages that were trimmed (memblock_trim_memory()).
         less = total - sum(end - base for base, end in each)
         is_sound = 0 <= less < max(len(each), 1) << _PAGE_SHIFT
         return tuple(each) if is_sound and each == sorted(each) else ()
@@ -167,7 +169,7 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
     base, offset = _direct_map(kernel, word("page_offset_base"))
 
     def physical_of(address: int) -> int | None:
-        # The direct map is at the start of the kernel's half.
+        # An address in the direct map, which has at most 2^52 bytes.
         if not base <= address < base + (1 << 52):
             return None
         return (address - base + offset) % (1 << 64)
@@ -186,14 +188,14 @@ def kernel_facts(physical: PhysicalMemory, kernel: FoundKernel) -> KernelFacts |
 
 
 def _direct_map(kernel: FoundKernel, base: int | None) -> tuple[int, int]:
-    """Return where the direct map begins, and the physical address that it begins with.
+    """Return the first virtual address of the direct map, and its physical address.
 
     :param base: x86-64's ``page_offset_base``, if the kernel has it.
     """
     lines = kernel.lines
     if kernel.arch == Architecture.AARCH64:
-        # PAGE_OFFSET is that of the largest addresses that the kernel was built for,
-        # and memstart_addr fits it (arch/arm64/include/asm/memory.h).
+        # PAGE_OFFSET follows from VA_BITS as built, even if fewer bits are in use, and
+        # memstart_addr is relative to it (arch/arm64/include/asm/memory.h).
         try:
             bits = int(lines["NUMBER(VA_BITS)"])
             return (1 << 64) - (1 << bits), int(lines["NUMBER(PHYS_OFFSET)"], 16)
@@ -203,7 +205,7 @@ def _direct_map(kernel: FoundKernel, base: int | None) -> tuple[int, int]:
 
 
 def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, int]]:
-    """Yield number and address of each node, of a kernel with CONFIG_NUMA."""
+    """Yield number and address of each ``struct pglist_data`` (with CONFIG_NUMA)."""
     try:
         count = min(int(kernel.lines["LENGTH(node_data)"]), _MOST_NODES)
         start = kernel.symbol("node_data")
@@ -217,25 +219,25 @@ def _node_addresses(prog: Program, kernel: FoundKernel) -> Iterator[tuple[int, i
             yield number, address
 
 
-# --- drgn programs of memory without the note that says where the kernel is.
+# --- drgn programs for memory without a VMCOREINFO note.
 
 
 _MOST_SEARCHED = 4
-"""Kernels for which all memory is searched once more."""
+"""Maximum number of kernels for which all memory is searched once more."""
 
 _MOST_TEXT = 1 << 16
 """Maximum size of VMCOREINFO in a file of its own, in bytes."""
 
 
 class ProvenKernel(Struct, frozen=True):
-    """A kernel that is in memory, and how memory lies for it."""
+    """A kernel that was proven to be in memory, with the placing of its memory."""
 
     kernel: FoundKernel
     physical: PhysicalMemory
     facts: KernelFacts | None
     is_whole: bool | None
-    """Whether the file has all memory that the kernel has; ``None`` if it is not known
-    where the hole ends."""
+    """Whether the file has all memory of the kernel; ``None`` if the placing behind the
+    hole is unknown."""
 
 
 def open_memory(
@@ -245,11 +247,12 @@ def open_memory(
     number: int | None = None,
     vmcoreinfo: str | None = None,
 ) -> tuple[Program, DumpFile]:
-    """Find the kernel in a file's memory; return a program, and the dump described.
+    """Find the kernel in a file's memory; return a program, and *dump* completed.
 
-    :param number: Which of several kernels, from 1.
-    :param vmcoreinfo: Path of a file with VMCOREINFO, which is then not looked for.
-    :raises TargetError: if there is no kernel, or not that one
+    :param number: Number of the requested kernel, from 1; ``None`` for the one with the
+        most memory.
+    :param vmcoreinfo: Path of a file with VMCOREINFO; ``None`` to search memory for it.
+    :raises TargetError: if no kernel is found, or not the requested one
     """
     if vmcoreinfo is not None:
         proven = [_named(path, memory, vmcoreinfo)]
@@ -269,7 +272,7 @@ def open_memory(
         )
     dump = replace(
         dump,
-        # Of a kdump the memory alone is read.
+        # A kdump is read as raw memory.
         kind="elf" if dump.kind == "elf" else "raw",
         format=describe_memory(proven, chosen, has_registers=dump.kind == "elf"),
         truncated=memory.is_truncated or not proven[chosen].is_whole,
@@ -282,7 +285,7 @@ def open_memory(
     prog = program_of(kernel)
     try:
         if dump.kind == "elf":
-            # drgn reads its memory, and has its registers.
+            # drgn itself reads the core's memory and registers.
             ask(prog.set_core_dump, path)
         else:
             physical = proven[chosen].physical
@@ -301,7 +304,7 @@ def open_memory(
 def describe_memory(
     proven: Sequence[ProvenKernel], chosen: int, *, has_registers: bool
 ) -> str:
-    """Return one line on what was opened."""
+    """Return one line for the user on the memory and the kernel that were opened."""
     kernel, physical = proven[chosen].kernel, proven[chosen].physical
     memory = physical.memory
     words = [memory.name, f"{memory.size / (1 << 30):.1f} GiB"]
@@ -325,7 +328,7 @@ def describe_memory(
 
 
 def _with_memory(proven: ProvenKernel) -> str:
-    """Return what distinguishes a kernel from others: release, memory, boot time."""
+    """Return a kernel's release, memory and boot time, which distinguish it."""
     end = proven.facts.pages_end if proven.facts else None
     most = f" up to {end / (1 << 30):.1f} GiB" if end else ""
     boot_s = boot_time(proven.physical, proven.kernel)
@@ -340,14 +343,14 @@ def _utc(time_s: int) -> str:
 def _first(proven: Sequence[ProvenKernel]) -> int:
     """Return the index of the kernel with the most memory.
 
-    A crash kernel has a reserved part of another's.
+    A crash kernel has less: a part that another kernel reserved.
     """
     ends = [each.facts.pages_end or 0 if each.facts else 0 for each in proven]
     return ends.index(max(ends))
 
 
 def _proven(memory: Memory, found: Sequence[FoundKernel]) -> list[ProvenKernel]:
-    """Return those of some kernels that are in memory."""
+    """Return the kernels of *found* that are proven to be in memory."""
     for search, kernels in ((False, found), (True, found[:_MOST_SEARCHED])):
         proven = [
             each
@@ -360,9 +363,9 @@ def _proven(memory: Memory, found: Sequence[FoundKernel]) -> list[ProvenKernel]:
 
 
 def _without_damaged(proven: Sequence[ProvenKernel]) -> list[ProvenKernel]:
-    """Return kernels, each once, as the best of its texts describes it.
+    """Return each kernel once, with the copy of VMCOREINFO that has the most facts.
 
-    A page with a copy may have been freed, and partly used for something else.
+    A page with a copy may have been freed, and partly overwritten.
     """
     best: dict[int, ProvenKernel] = {}
     for each in proven:
@@ -391,7 +394,7 @@ def _prove(memory: Memory, kernel: FoundKernel, *, search: bool) -> ProvenKernel
 
 
 def _named(path: str, memory: Memory, vmcoreinfo: str) -> ProvenKernel:
-    """Return the kernel that a file describes."""
+    """Return the kernel that a file with VMCOREINFO describes."""
     try:
         with open(vmcoreinfo, "rb") as file:
             text = file.read(_MOST_TEXT)
@@ -414,7 +417,7 @@ def _named(path: str, memory: Memory, vmcoreinfo: str) -> ProvenKernel:
 
 
 def _chosen(path: str, proven: Sequence[ProvenKernel], number: int | None) -> int:
-    """Return the index of a kernel: that with the most memory unless one is named."""
+    """Return the index of kernel *number*; of the one with most memory if ``None``."""
     if number is None:
         return _first(proven)
     if not 1 <= number <= len(proven):

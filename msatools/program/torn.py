@@ -2,10 +2,10 @@
 
 """Contradictions in memory that was copied while its guest ran on.
 
-Each page of such a copy is of another moment. Nothing in the file says so, but what two
-structures both say then differs: the neighbours of a list, a count and what it counts,
-the task of a run queue and that task, a time stamp and the clock that it is from. What
-CPUs that were all stopped at one moment leave half changed is no contradiction.
+Each page of such a copy is of another moment. Nothing in the file records that, but two
+structures that agree at any moment then differ: neighbours on a list, a count and the
+items counted, a run queue and its task, a time stamp and its clock. Changes that CPUs
+had half done when all stopped at one moment are no contradictions.
 
 :func:`count_torn` is called once for each file of memory without a dump's headers.
 """
@@ -25,24 +25,24 @@ from msatools.program.linear import KERNEL_HALF
 from msatools.selfdesc.find import ask, ask_each, find_type, find_variable, offset_of
 
 _MOST_TASKS = 1 << 14
-"""Those of a larger guest are enough to tell: a second more would not be."""
+"""Maximum number of tasks to read: they suffice, and more would take too long."""
 _MOST_CPUS = 1 << 13
 _IN_CHANGE = 3
-"""Contradictions that the one holder of ``tasklist_lock`` leaves at most:
+"""Maximum number of contradictions that the one holder of ``tasklist_lock`` causes:
 release_task() has counted a thread before it is off its lists, and list_splice() has
 three links to set."""
 
 _MOST_NODES = 1 << 10
 _MOST_FREE = 5
-"""Nodes that are looked at of each list of free pages, its head among them."""
+"""Maximum number of nodes to read of each list of free pages, including its head."""
 
 _OF_A_LOCK = 2
-"""Broken links that the holder of a zone's lock leaves at most."""
+"""Maximum number of broken links that the holder of a zone's lock causes."""
 
 _THREAD_LISTS = ("thread_node", "children")
 _LISTS = ("tasks", "sibling", *_THREAD_LISTS)
 """Members of ``struct task_struct`` that link tasks under ``tasklist_lock``. The first
-two are those of a process: in its other threads they are copies of another task's."""
+two are in use in thread group leaders only."""
 
 _NUMBERS = {
     "signal": ("signal", "<Q"),
@@ -55,7 +55,7 @@ _NUMBERS = {
     "cpu": ("thread_info.cpu", "<I"),
     "old_cpu": ("cpu", "<I"),
 }
-"""Other members, and the format of each. ``__state`` since Linux kernel commit
+"""Other members by name, with the format of each. ``__state`` since Linux kernel commit
 2f064a59a11f ("sched: Change task_struct::state") (in v5.14); the CPU in
 ``thread_info`` since bcf9033e5449 (in v5.16)."""
 
@@ -64,15 +64,15 @@ _WORD = struct.Struct("<Q")
 
 
 class _Task(NamedTuple):
-    """What is compared of a task."""
+    """The members of a task that are compared."""
 
     links: dict[int, tuple[int, int]]
-    """``next`` and ``prev`` of each of its list heads, by address."""
+    """``next`` and ``prev`` of each of the task's list heads, by the head's address."""
 
     numbers: dict[str, int]
 
     def number(self, name: str) -> int | None:
-        """Return a number, under its newer name or its older one."""
+        """Return a number by its name in :data:`_NUMBERS`, or that with ``old_``."""
         return self.numbers.get(name, self.numbers.get(f"old_{name}"))
 
 
@@ -83,10 +83,10 @@ class _RunQueue(NamedTuple):
 
 
 def count_torn(prog: Program) -> int:
-    """Return how often two structures of a kernel contradict each other.
+    """Return the number of contradictions between structures of a kernel.
 
     It is 0 for a guest that was stopped while its memory was written, whatever its CPUs
-    did; and for what cannot be read.
+    did. Structures that cannot be read count as none.
     """
     try:
         tasks, is_whole = _read_tasks(prog)
@@ -96,7 +96,7 @@ def count_torn(prog: Program) -> int:
     listed = _broken_links(
         {node: pair for task in tasks.values() for node, pair in task.links.items()}
     )
-    # A page of them may not be in the file.
+    # A page of the structures with the counts may not be in the file.
     with suppress(*LOST):
         listed += _wrong_counts(prog, tasks) if is_whole else 0
     return (
@@ -108,7 +108,10 @@ def count_torn(prog: Program) -> int:
 
 
 def _read(prog: Program, address: int, size: int) -> bytes:
-    """Read memory of the kernel, at an address that may be of any number."""
+    """Read memory at an address that may be damaged.
+
+    :raises UNREADABLE: if it is no kernel address, or cannot be read
+    """
     if not KERNEL_HALF <= address < (1 << 64) - size:
         raise DamagedDataError("no address of the kernel", address)
     data: bytes = prog.read(address, size)
@@ -166,7 +169,7 @@ class _TaskReader:
                 self._places[name] = offset_of(type_, member), struct.Struct(form)
             except MissingError:
                 continue
-        # The end of a task is its registers, which are most of it.
+        # Up to the last of these members: registers behind them are most of a task.
         ends = [place + form.size for place, form in self._places.values()]
         self._size = max(
             *ends, *(place + _LINKS.size for place in self.offsets.values())
@@ -177,8 +180,8 @@ class _TaskReader:
     def read(self, address: int, lists: tuple[str, ...]) -> _Task:
         """Read a task.
 
-        :param lists: Names of the list heads that are its own.
-        :raises drgn.FaultError: if the file does not have it
+        :param lists: Names of the list heads that this task uses.
+        :raises UNREADABLE: if the file does not have the task
         """
         data = _read(self._prog, address, self._size)
         links = {
@@ -192,7 +195,7 @@ class _TaskReader:
         return _Task(links, numbers)
 
     def after(self, task: _Task, address: int, name: str) -> int:
-        """Return the address of the task behind one on a list."""
+        """Return the address of the next task on the list *name*."""
         offset = self.offsets[name]
         return task.links[address + offset][0] - offset
 
@@ -213,10 +216,10 @@ def _read_queues(prog: Program) -> dict[int, _RunQueue]:
 def _wrong_free_lists(prog: Program) -> int:
     """Count the broken links between the first pages of the lists of free pages.
 
-    They are in the memmap, and change all the time where a guest does anything. Each is
-    under its zone's lock, whose one holder leaves two broken at most (list_splice()).
+    The links are in the memmap, and change often in a guest that is not idle. The one
+    holder of a zone's lock has at most two broken (list_splice()).
     """
-    # They are slow to import, and few targets are memory alone.
+    # Imported here: slow, and few targets are memory alone.
     from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
     zones = 0
@@ -235,7 +238,7 @@ def _wrong_free_lists(prog: Program) -> int:
 
 
 def _follow(prog: Program, node: int, links: dict[int, tuple[int, int]]) -> None:
-    """Add the links of the first nodes of a list, by address."""
+    """Add ``next`` and ``prev`` of a list's first nodes to *links*, by address."""
     with suppress(*UNREADABLE):
         for _ in range(_MOST_FREE):
             if node in links:
@@ -245,7 +248,7 @@ def _follow(prog: Program, node: int, links: dict[int, tuple[int, int]]) -> None
 
 
 def _broken_links(links: dict[int, tuple[int, int]]) -> int:
-    """Count the nodes of lists whose next node has another one before it."""
+    """Count the nodes of lists whose next node's ``prev`` is another node."""
     return sum(
         1
         for node, (following, _) in links.items()
@@ -254,7 +257,7 @@ def _broken_links(links: dict[int, tuple[int, int]]) -> int:
 
 
 def _wrong_counts(prog: Program, tasks: dict[int, _Task]) -> int:
-    """Count the numbers of threads that are not those of the lists."""
+    """Count the kernel's numbers of threads that differ from those on the lists."""
     offset = offset_of(find_type(prog, "struct signal_struct"), "nr_threads")
     counted = Counter(task.numbers["signal"] for task in tasks.values())
     wrong = 0
@@ -267,11 +270,12 @@ def _wrong_counts(prog: Program, tasks: dict[int, _Task]) -> int:
 
 
 def _wrong_tasks(tasks: dict[int, _Task], queues: dict[int, _RunQueue]) -> int:
-    """Count tasks that run by their own word or by a run queue's, but not by both.
+    """Count tasks with ``on_cpu`` that no run queue has as ``curr``, or vice versa.
 
-    __schedule() sets ``rq->curr`` first, then ``on_cpu`` of the next task, and clears
-    that of the previous one when it has left its stack. The next one is runnable then,
-    and the previous one was accounted at the queue's present time.
+    __schedule() sets ``rq->curr``, then the next task's ``on_cpu``, and clears that of
+    the previous task when it has left its stack. Tasks in such a switch are not
+    counted: the next one is runnable, and the previous one's ``exec_start`` is the
+    queue's present time.
     """
     if not all("on_cpu" in task.numbers for task in tasks.values()):
         return 0  # a kernel for one CPU
@@ -290,6 +294,6 @@ def _wrong_tasks(tasks: dict[int, _Task], queues: dict[int, _RunQueue]) -> int:
 
 
 def _late_stamps(tasks: dict[int, _Task], queues: dict[int, _RunQueue]) -> int:
-    """Count the tasks that came on a CPU later than any run queue's clock says."""
+    """Count the tasks that arrived on a CPU later than the latest run queue clock."""
     latest = max((queue.clock for queue in queues.values()), default=0)
     return sum(task.numbers.get("arrival", 0) > latest for task in tasks.values())

@@ -2,7 +2,7 @@
 
 """Parser of BTF, the type format that a kernel carries in its own memory.
 
-Also comparison of types by layout, by which impossible ones are rejected.
+Also comparison of types by layout, and rejection of impossible types.
 """
 
 import struct
@@ -29,18 +29,18 @@ from msatools.selfdesc.tables import (
 
 # --- Parser of BTF, the type format that a kernel carries in its own memory.
 #
-# It has no I/O: bytes in, records out. The format is described in the kernel's
+# The parser does no I/O: bytes in, records out. The format is described in the kernel's
 # Documentation/bpf/btf.rst and include/uapi/linux/btf.h. A blob is not trusted: damage
 # raises BtfError, at the latest when the damaged type is looked up.
 
 
 MAGIC = 0xEB9F
 MAX_BYTES = 1 << 28
-"""Maximum size of a blob (that of a Debian 6.12 has 4.7 million bytes)."""
+"""Maximum size of a blob in bytes; Debian's 6.12 has one of 4.7 million."""
 
 _HEADER = "HBBIIIII"
 _MAX_TYPES = 1 << 24
-"""Maximum number of types (a Debian 6.12 has 107,000)."""
+"""Maximum number of types; Debian's 6.12 has 107,000."""
 
 
 class BtfError(DamagedDataError):
@@ -48,7 +48,7 @@ class BtfError(DamagedDataError):
 
 
 class BtfKind(IntEnum):
-    """``BTF_KIND_*``."""
+    """``BTF_KIND_*`` of include/uapi/linux/btf.h."""
 
     VOID = 0
     INT = 1
@@ -72,7 +72,8 @@ class BtfKind(IntEnum):
     ENUM64 = 19
 
 
-# Number of words after the three common ones: a fixed number, and one per vlen entry.
+# Number of words after a type's three common ones, by kind: a fixed number, and the
+# number for each of the type's vlen entries.
 _FIXED = {
     BtfKind.INT: 1,
     BtfKind.ARRAY: 3,
@@ -88,11 +89,11 @@ _PER_ENTRY = {
     BtfKind.DATASEC: 3,
 }
 _KIND_OF = tuple(BtfKind)
-"""By number; those of all types were seen when the blob was walked."""
+"""Each kind by its number. ``_walk()`` has rejected blobs with any other number."""
 
 _KINDS = len(BtfKind)
 _FIXED_WORDS = [3 + _FIXED.get(BtfKind(kind), 0) for kind in range(_KINDS)]
-_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # past the end: invalid in a blob
+_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # past any blob's end: VOID is no type
 _ENTRY_WORDS = [_PER_ENTRY.get(BtfKind(kind), 0) for kind in range(_KINDS)]
 # Up to Linux 7.0 there were 5 bits for the kind and 16 for the length; "bpf: Extend BTF
 # UAPI vlen, kinds to use unused bits" (in v7.1) extended both by bits that were zero.
@@ -101,7 +102,7 @@ _VLEN = 0xFFFFFF
 
 
 class Int(NamedTuple):
-    """A BTF_KIND_INT; *bits* and *offset* matter for bit-fields only."""
+    """A BTF_KIND_INT: size in bytes; offset and width in bits, for bit-fields only."""
 
     size: int
     is_signed: bool
@@ -111,7 +112,7 @@ class Int(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A BTF_KIND_ARRAY."""
+    """A BTF_KIND_ARRAY: the ID of its element type, and the number of elements."""
 
     type_id: int
     length: int
@@ -161,7 +162,7 @@ class Btf:
         self.end_string: int = self._first_string + len(self._strings)
         self._words = _words(types, self.byteorder)
         self._types = _walk(self._words)
-        # Single numbers are found faster in an array than in numpy's.
+        # array.array returns a single number faster than a numpy array does.
         self._positions = array("I", self._types.starts.tobytes())
         self.end_id: int = self.first_id + len(self._positions)
         # Enumerations have a sign flag since pahole 1.24 (Linux kernel commit
@@ -189,7 +190,7 @@ class Btf:
         return self._head(type_id)[2]
 
     def target(self, type_id: int) -> int:
-        """Return the type that a PTR, TYPEDEF, qualifier, FUNC or the like refers to.
+        """Return the ID of the type that a PTR, TYPEDEF, qualifier or FUNC refers to.
 
         For a FUNC_PROTO, it is the return type.
         """
@@ -229,7 +230,7 @@ class Btf:
                 yield Member(string(name), member_type, offset, 0)
 
     def may_have_members(self, type_id: int) -> bool:
-        """Return whether a type may be, or consist of, a STRUCT or UNION."""
+        """Return whether a type may be a STRUCT or UNION, or alias or array of one."""
         if type_id < self.first_id and self.base:
             return self.base.may_have_members(type_id)
         if self._composed is None:
@@ -237,14 +238,14 @@ class Btf:
         return bool(self._composed[self._position(type_id)]) if type_id else False
 
     def member_types(self, type_id: int) -> Sequence[int]:
-        """Return the types of the members of a STRUCT or UNION, in their order.
+        """Return the type IDs of the members of a STRUCT or UNION, in their order.
 
-        They are not checked: each may be the ID of no type.
+        The IDs are not checked: a damaged one may be out of range.
         """
         return self._tail(type_id)[1::3]
 
     def is_signed_enum(self, type_id: int) -> bool:
-        """Return whether the constants of an ENUM or ENUM64 have a sign."""
+        """Return whether the constants of an ENUM or ENUM64 are signed."""
         if self._has_enum_signs or self.kind(type_id) == BtfKind.ENUM64:
             return bool(self._head(type_id)[1] >> 31)
         return any(value >> 31 for _, value in self._entries(type_id, 2))
@@ -264,10 +265,10 @@ class Btf:
                 yield Enumerator(string(name), value - (1 << 32) if negative else value)
 
     def is_value_told(self, type_id: int, value: int) -> bool:
-        """Return whether the value of an enumerator is certain.
+        """Return whether *value*, decoded from an enumeration, is certain.
 
-        Before ENUM64, wider values were silently truncated to 32 bits; and before the
-        sign flag, a value with the highest bit set may be negative or not.
+        Before ENUM64, values wider than 32 bits were silently truncated; and without
+        the sign flag, a value with the highest bit set may be negative or not.
         """
         if self.kind(type_id) == BtfKind.ENUM64:
             return True
@@ -285,21 +286,27 @@ class Btf:
         ], is_variadic
 
     def find(self, name: str, *kinds: BtfKind) -> list[int]:
-        """Find the IDs of a name in this blob itself; FUNCs are not included."""
+        """Return the IDs of this blob's own types of a name and of one of *kinds*.
+
+        FUNCs are not found; see :meth:`find_functions`.
+        """
         if self._types_of is None:
             self._types_of = self._index(self._types.kinds() != BtfKind.FUNC)
         found = [self.first_id + row for row in self._types_of(name)]
         return [type_id for type_id in found if self.kind(type_id) in kinds]
 
     def find_functions(self, name: str) -> list[int]:
-        """Find the IDs of the FUNCs of a name in this blob itself."""
+        """Return the IDs of the FUNCs of a name, without those of the base."""
         if self._functions_of is None:
             # Almost half of all types are FUNCs, and they are rarely looked up.
             self._functions_of = self._index(self._types.kinds() == BtfKind.FUNC)
         return [self.first_id + row for row in self._functions_of(name)]
 
     def find_enumerations(self, name: str) -> list[int]:
-        """Find the IDs of the ENUMs and ENUM64s in this blob with a constant."""
+        """Return the IDs of the ENUMs and ENUM64s that have a constant of this name.
+
+        Those of the base are not included.
+        """
         if self._enumerators_of is None:
             names, self._enumerations = self._types.enumerators(self._words)
             self._enumerators_of = self._index_names(names)
@@ -307,18 +314,18 @@ class Btf:
         return [self.first_id + int(self._enumerations[row]) for row in rows]
 
     def of_kind(self, *kinds: BtfKind) -> Iterator[int]:
-        """Yield the IDs of the types of these kinds in this blob itself."""
+        """Yield the IDs of the types of these kinds, without those of the base."""
         for row in np.flatnonzero(np.isin(self._types.kinds(), kinds)):
             yield self.first_id + int(row)
 
     def unnamed(self, kind: BtfKind, members: list[str]) -> Iterator[int]:
-        """Yield the IDs of the unnamed types of a kind with just these members."""
+        """Yield the IDs of the unnamed STRUCTs or UNIONs with exactly these members."""
         types = self._types
         wanted = (types.names == 0) & (types.kinds() == kind)
         wanted &= types.infos & _VLEN == len(members)
         for row in np.flatnonzero(wanted).tolist():
             type_id = self.first_id + row
-            # Most differ in the first one already.
+            # Not len(): all() ends at the first member that differs.
             if all(
                 self._string(offset) == name
                 for (offset, _, _), name in zip(
@@ -328,7 +335,7 @@ class Btf:
                 yield type_id
 
     def _index(self, wanted: npt.NDArray[np.bool_]) -> Callable[[str], list[int]]:
-        """Index those types that have a name."""
+        """Return a function that finds the rows of *wanted* types by name."""
         names = self._types.names
         return self._index_names(np.where(wanted & (names != 0), names, NONE))
 
@@ -425,16 +432,16 @@ def _words(types: memoryview, byteorder: str) -> "array[int]":
 
 
 class _Types(NamedTuple):
-    """One row a type of a blob."""
+    """Columns of a table with one row per type of a blob."""
 
     starts: Words
-    """First of its words."""
+    """Index of the type's first word."""
 
     names: Words
-    """Offset of its name; 0 if it has none."""
+    """Offset of the type's name in the strings; 0 if it has none."""
 
     infos: Words
-    """Its second word, with kind and number of entries."""
+    """The type's second word: kind, flag and number of entries."""
 
     def kinds(self) -> Words:
         return (self.infos >> np.uint32(24)) & np.uint32(_KIND)
@@ -444,7 +451,7 @@ class _Types(NamedTuple):
         return bool(((self.infos >> 31 != 0) & (self.kinds() == BtfKind.ENUM)).any())
 
     def enumerators(self, words: "array[int]") -> tuple[Words, npt.NDArray[np.intp]]:
-        """Return the offset of each constant's name, and the row of its type."""
+        """Return the name's offset and the enumeration's row for each constant."""
         kinds = self.kinds()
         rows = np.flatnonzero((kinds == BtfKind.ENUM) | (kinds == BtfKind.ENUM64))
         counts = (self.infos[rows] & _VLEN).astype(np.int64)
@@ -457,9 +464,9 @@ class _Types(NamedTuple):
 
 
 def _walk(words: "array[int]") -> _Types:
-    """Find all types.
+    """Return the table of all types in the *words* of a blob.
 
-    :raises BtfError: if one is cut off, or of an unknown kind
+    :raises BtfError: if a type is cut off, or of an unknown kind
     """
     loaded = library()
     if loaded is None:
@@ -471,7 +478,7 @@ def _walk(words: "array[int]") -> _Types:
         at(here), len(words), at(fixed), at(entry), _KINDS, *map(at, columns)
     )
     if count < 0:
-        # To name what is wrong.
+        # The C function does not say what is wrong; this one raises an error that does.
         return _walk_in_python(words)
     return _checked_types(*(column[:count].copy() for column in columns))
 
@@ -523,14 +530,14 @@ _TRANSPARENT = {
 }
 _COMPOUND = {BtfKind.STRUCT, BtfKind.UNION}
 _COMPOSED = np.isin(np.arange(_KIND + 1), [*_TRANSPARENT, *_COMPOUND, BtfKind.ARRAY])
-"""Whether types of a kind may be, or consist of, a STRUCT or UNION."""
+"""Whether types of a kind may be a STRUCT or UNION, or an alias or array of one."""
 
 _MAX_DEPTH = 32
 """Maximum nesting of types; C sources have about ten levels."""
 
 _MAX_PARTS = 1 << 17
-"""Maximum number of members of a structure with all its parts: the largest in a Debian
-6.12 has 2,773."""
+"""Maximum number of members of a structure, those of nested structures included; the
+largest in Debian's 6.12 has 2,773."""
 
 _MAX_PAIRS = 10_000
 """Maximum number of pairs of types in a comparison."""
@@ -542,15 +549,15 @@ def agree(btf: Btf, ids: list[int]) -> bool:
     Qualifiers and typedefs are ignored. The targets of pointers are compared by name,
     if they have one, to avoid a walk through all types.
 
-    :raises BtfError: if one is damaged
+    :raises BtfError: if a type is damaged
     """
     return all(_Comparison(btf).same(ids[0], other) for other in ids[1:])
 
 
 def strip(btf: Btf, type_id: int) -> int:
-    """Return the type without typedefs, qualifiers and tags.
+    """Return the ID of the type behind typedefs, qualifiers and tags.
 
-    :raises BtfError: if they form a cycle
+    :raises BtfError: if these form a cycle
     """
     for _ in range(_MAX_DEPTH):
         if btf.kind(type_id) not in _TRANSPARENT:
@@ -560,35 +567,35 @@ def strip(btf: Btf, type_id: int) -> int:
 
 
 class MemberCounts:
-    """The number of members of structures, with all members of their parts.
+    """Counts the members of structures, those of nested structures included.
 
-    A member is looked for in all parts without a name, and an offset in all parts: a
-    few unions of unions have more of them than can be searched.
+    drgn searches all unnamed parts for a member, and all parts for an offset. Damaged
+    BTF may nest unions so that there are too many parts to search.
     """
 
     def __init__(self, btf: Btf) -> None:
         self._btf = btf
         self._counts: dict[int, int] = {}
-        # Most members have one of a few types.
+        # By the member's type: most members have one of a few types.
         self._parts: dict[int, int | None] = {}
 
     def check(self, type_id: int) -> None:
-        """Check that a structure can be searched.
+        """Check that a structure has few enough members to be searched.
 
-        :raises BtfError: if it contains itself, or more than any structure does
+        :raises BtfError: if it contains itself, or has more than :data:`_MAX_PARTS`
         """
         if self._count(type_id, 0) > _MAX_PARTS:
             raise BtfError(f"type {type_id} contains itself, or too many members")
 
     def _count(self, type_id: int, depth: int) -> int:
-        """Return the number, or more than :data:`_MAX_PARTS`."""
+        """Return the number of members; any number above :data:`_MAX_PARTS` if more."""
         found = self._counts.get(type_id)
         if found is not None:
             return found
         if depth > _MAX_DEPTH:
             return _MAX_PARTS + 1
         total, parts = 0, self._parts
-        # A type that is not there is an error where the members are looked at.
+        # Where the members are decoded, an ID out of range raises BtfError again.
         with suppress(BtfError):
             for member_type in self._btf.member_types(type_id):
                 total += 1
@@ -606,9 +613,9 @@ class MemberCounts:
 
     def _part(self, member_type: int) -> int | None:
         part = None
-        # An error is raised again where this member is looked at.
+        # Where this member is decoded, the error is raised again.
         with suppress(BtfError):
-            # Most members are pointers and integers.
+            # A quick test first: most members are pointers and integers.
             if self._btf.may_have_members(member_type):
                 part = _compound_in(self._btf, member_type)
         self._parts[member_type] = part
@@ -616,7 +623,7 @@ class MemberCounts:
 
 
 def _compound_in(btf: Btf, type_id: int) -> int | None:
-    """Return the structure or union that a member is, or is an array of, if any."""
+    """Return the STRUCT or UNION that a type is, or is an array of; None if neither."""
     for _ in range(_MAX_DEPTH):
         kind = btf.kind(type_id)
         if kind in _COMPOUND:

@@ -2,8 +2,8 @@
 
 """Lookups in the types and symbols of a kernel, and calls of drgn's helpers.
 
-What drgn raises where something is missing becomes ``MissingError``. Lookups are noted
-for ``--self-check``.
+drgn's errors for a missing name become ``MissingError``. Failed lookups of variables,
+and the names under which members are found, are recorded for ``--self-check``.
 """
 
 import struct
@@ -26,14 +26,14 @@ from msatools.errors import (
     NotSupportedError,
 )
 
-# --- What was looked up in a kernel's types and symbols, for --self-check.
+# --- Record of lookups in a kernel's types and symbols, for --self-check.
 #
 # A kernel that lacks a variable or a member is read another way, or not at all; on a
-# kernel that nobody tried, this list is the first thing to look at.
+# kernel that nobody has tried, check this record first.
 
 
 _KEY = "msatools.lookups"
-"""Key of the program's cache."""
+"""Key of the program's :class:`Lookups` in ``prog.cache``."""
 
 
 class Lookups(Struct):
@@ -41,11 +41,12 @@ class Lookups(Struct):
 
     variables_missing: set[str] = field(default_factory=set)
     members: dict[tuple[str, str], str | None] = field(default_factory=dict)
-    """Maps a type and the newest name of a member to the name that was found."""
+    """Maps a type and the newest name of a member to the name that the kernel has;
+    ``None`` if it has no such member."""
 
 
 def lookups(prog: drgn.Program) -> Lookups:
-    """Return what was looked up in a program so far."""
+    """Return the record of a program's lookups so far."""
     found: Lookups = prog.cache.setdefault(_KEY, Lookups())
     return found
 
@@ -53,7 +54,10 @@ def lookups(prog: drgn.Program) -> Lookups:
 def note_member(
     type_: drgn.Type, candidates: tuple[str, ...], found: str | None
 ) -> None:
-    """Note by which of its names, the newest first, a member was found."""
+    """Record the name of a member that was found; ``None`` if none of *candidates* was.
+
+    :param candidates: The names that kernels have used, the newest first.
+    """
     if candidates:
         key = type_.type_name(), candidates[0]
         lookups(type_.prog).members[key] = found
@@ -63,7 +67,7 @@ def note_member(
 #
 # drgn raises LookupError for what a kernel lacks, of which KeyError and IndexError are
 # subclasses, and a dozen of Python's errors for numbers that only damaged data have. A
-# clause that catches these hides faults of msatools. So drgn is asked by these
+# clause that catches these hides faults of msatools. So drgn is called through these
 # functions, which raise the errors of msatools.errors.
 
 
@@ -78,11 +82,11 @@ _ABSURD = (
 
 
 class _Lookup:
-    """Converts the errors of lookups by drgn, and no others.
+    """Context that converts drgn's errors of lookups, and no others.
 
-    drgn raises LookupError itself, which Python and numpy never do, AttributeError for
-    a member that an object lacks, and NotImplementedError for what it does not do on
-    an architecture, or with integers of more than 64 bits.
+    drgn raises LookupError, of which Python and numpy raise only subclasses;
+    AttributeError for a member that an object lacks; and NotImplementedError for what
+    it does not support on an architecture, or with integers of more than 64 bits.
     """
 
     def __init__(self, missing: type[MissingError]) -> None:
@@ -110,8 +114,8 @@ _SYMBOL = _Lookup(MissingSymbolError)
 _MEMBER = _Lookup(MissingMemberError)
 
 drgn_lookups = _MEMBER
-"""Context in which drgn's objects are used that may lack a member, or be of a type that
-the kernel lacks; both are a :class:`MissingMemberError`."""
+"""Context that converts drgn's errors for a missing member, or for an object of a type
+that the kernel lacks, to :class:`MissingMemberError`."""
 
 
 def find_type(prog: drgn.Program, name: str, filename: str | None = None) -> drgn.Type:
@@ -154,7 +158,7 @@ def find_constant(prog: drgn.Program, name: str) -> drgn.Object:
 def find_symbol(prog: drgn.Program, name: str | int) -> drgn.Symbol:
     """Return the symbol of a name, or the one that contains an address.
 
-    :raises MissingSymbolError: if the kernel has none
+    :raises MissingSymbolError: if the kernel has no such symbol
     """
     with _SYMBOL:
         return prog.symbol(name)
@@ -163,7 +167,7 @@ def find_symbol(prog: drgn.Program, name: str | int) -> drgn.Symbol:
 def member_of(type_: drgn.Type, name: str) -> drgn.TypeMember:
     """Return a member of a structure or a union.
 
-    :raises MissingMemberError: if it has no such member
+    :raises MissingMemberError: if the type has no such member
     """
     with _MEMBER:
         return type_.member(name)
@@ -198,12 +202,12 @@ def pointer_to(prog: drgn.Program, type_name: str, address: int) -> drgn.Object:
 
 
 def ask(helper: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a helper or a method of drgn, and return what it does.
+    """Call a helper or a method of drgn, and return its result.
 
     :raises drgn.FaultError: as the helper does
-    :raises MissingError: if the kernel lacks what it looks up
-    :raises NotSupportedError: if drgn does not do that for this kernel
-    :raises DamagedDataError: if it falls over what only damaged data, or types, have
+    :raises MissingError: if the kernel lacks a name that the helper looks up
+    :raises NotSupportedError: if drgn does not support this kernel there
+    :raises DamagedDataError: if it fails in a way that only damaged data or types cause
     """
     try:
         with _SYMBOL:
@@ -217,9 +221,9 @@ def ask(helper: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def ask_each(
     helper: Callable[P, Iterable[T]], *args: P.args, **kwargs: P.kwargs
 ) -> Iterator[T]:
-    """Yield what a helper of drgn does; raises as :func:`ask`.
+    """Yield the items of a helper of drgn; raise as :func:`ask` does.
 
-    What the caller raises meanwhile is the caller's.
+    An exception raised in the caller's loop is not converted.
     """
     try:
         with _SYMBOL:
@@ -232,12 +236,12 @@ def ask_each(
 
 def _is_of_damage(error: Exception) -> bool:
     if isinstance(error, TypeError):
-        # Of a helper written in Python: a member is not what it is in all kernels. Of a
-        # function in C: its arguments are wrong.
+        # Raised in drgn's Python code: a member has an unexpected type. Else, as drgn's
+        # functions in C have no frame, msatools has passed wrong arguments.
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         module: str = frames[-1].f_globals.get("__name__", "")
         return module.partition(".")[0] == "drgn"
-    # For what it has no type of error for, drgn raises Exception itself.
+    # Where drgn has no class for an error, it raises a plain Exception.
     return type(error) is Exception or isinstance(error, _ABSURD)
 
 
@@ -247,11 +251,11 @@ def _damaged(error: Exception) -> DamagedDataError:
 
 
 def alignment(some: drgn.Type) -> int:
-    """Return the alignment of a type; 1 if unknown."""
+    """Return the alignment of a type in bytes; 1 if unknown."""
     if some.kind in (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ARRAY):
         return alignment(some.type)
     if some.kind in (drgn.TypeKind.STRUCT, drgn.TypeKind.UNION):
-        # It may be packed, which BTF does not record.
+        # A structure may be packed, which BTF does not record.
         return 1
     return drgn.sizeof(some) if some.is_complete() else 1
 
@@ -260,7 +264,7 @@ def alignment(some: drgn.Type) -> int:
 
 
 def vmcoreinfo(prog: drgn.Program) -> Mapping[str, str]:
-    """Return the lines of the VMCOREINFO note by key; empty if it has no note."""
+    """Return the values of the VMCOREINFO note by key; empty if there is no note."""
     try:
         text = find_variable(prog, "VMCOREINFO").string_()
     except LOST:
@@ -277,24 +281,24 @@ def _parse(text: bytes) -> Mapping[str, str]:
 def vmcoreinfo_number(prog: drgn.Program, name: str) -> int | None:
     """Return the value of a ``NUMBER(name)`` line; ``None`` if not found.
 
-    :raises DamagedDataError: if it is no number
+    :raises DamagedDataError: if the value is no number
     """
     value = vmcoreinfo(prog).get(f"NUMBER({name})")
     return None if value is None else number(value)
 
 
 def number(text: str) -> int:
-    """Return the number in a line, in any base that its prefix says.
+    """Parse a value of VMCOREINFO, in the base of its prefix (0x), else decimal.
 
-    :raises DamagedDataError: if it is none
+    :raises DamagedDataError: if it is no number
     """
     return _integer(text, 0)
 
 
 def hex_number(text: str) -> int:
-    """Return the number in a line without prefix, such as a symbol's address.
+    """Parse a hexadecimal value of VMCOREINFO without prefix, such as an address.
 
-    :raises DamagedDataError: if it is none
+    :raises DamagedDataError: if it is no number
     """
     return _integer(text, 16)
 

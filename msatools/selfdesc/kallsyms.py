@@ -2,7 +2,7 @@
 
 """Symbols of the kernel proper, from the kallsyms tables in its own memory.
 
-Where pages of the tables are lost or damaged, what is left is read.
+If pages of the tables are lost or damaged, the remaining symbols are read.
 """
 
 import functools
@@ -46,19 +46,19 @@ from msatools.selfdesc.tables import (
 
 # --- Symbols that are left of kallsyms tables with lost or damaged pages.
 #
-# Names follow each other and have no fixed size, so that a lost page also takes the
-# names behind it, up to the next marker: markers are the offsets of each 256th name. A
-# lost page of offsets takes the addresses of 1,024 symbols. Without the tokens, which
-# all names are composed of, nothing is left.
+# Names have no fixed size and no address: after a lost page, the next name that can be
+# found is that of the next marker (markers are the offsets of each 256th name). A lost
+# page of offsets takes the addresses of 1,024 symbols. Without the tokens, of which all
+# names are composed, no symbol is left.
 #
-# It has no I/O. It is slower than reading sound tables, which have to be tried first.
+# No I/O here. Loading sound tables is faster, and has to be tried first.
 
 
 PAGE = 4096
 """Unit of losses in bytes; pages of memory may be larger."""
 
 _MOST_TOKENS = 512
-"""Maximum number of tokens of a name: KSYM_NAME_LEN, as none is empty."""
+"""Maximum number of tokens of a name: KSYM_NAME_LEN, as no token is empty."""
 
 _MOST_BYTES = NAMES_PER_MARKER * (_MOST_TOKENS + 2)
 _LEAST_BYTES = NAMES_PER_MARKER * 2
@@ -69,10 +69,10 @@ class PartialImage(Struct, frozen=True):
     """Memory of which some pages are lost."""
 
     image: Image
-    """It begins at a multiple of :data:`PAGE`; lost pages are zeros."""
+    """The memory, from a multiple of :data:`PAGE` on; lost pages are zeros."""
 
     lost: npt.NDArray[np.bool_]
-    """Whether a page is lost, from the image's first on."""
+    """Whether each page is lost, in the order of the image's pages."""
 
     def lacks(self, address: int, size: int) -> bool:
         """Return whether any of *size* bytes at *address* is lost."""
@@ -83,7 +83,7 @@ class PartialImage(Struct, frozen=True):
     def lacks_each(self, address: int, count: int, size: int) -> npt.NDArray[np.bool_]:
         """Return which of *count* numbers of *size* bytes each at *address* are lost.
 
-        :raises BadTablesError: if they are not all in this range
+        :raises BadTablesError: if they are not all in the image
         """
         self.image.part(address, count * size)
         firsts = address - self.image.base + size * np.arange(count)
@@ -96,8 +96,9 @@ def mended_symbols(
 ) -> SymbolTable:
     """Return the symbols whose name and address are both in the dump.
 
-    :param known: Addresses of some symbols, of which the dump must have at least one.
-    :raises BadTablesError: if the dump has none, or if they contradict each other
+    :param known: Maps names to addresses, from VMCOREINFO. The tables must have at
+        least one of these symbols, at that address.
+    :raises BadTablesError: if they have none, or the tables contradict each other
     """
     image = partial.image
     if partial.lacks(tables.num_syms, 4):
@@ -149,7 +150,7 @@ def _names(
     """Yield all names as they are stored, without their lengths; ``None`` if lost."""
     names = partial.image.data[tables.names - partial.image.base :]
     markers = _markers(tables, partial, count)
-    # Few names are so long that their lengths take two bytes.
+    # Whether lengths may take two bytes is unknown: the right choice yields more names.
     blocks = [
         _PartialNames(tables.names, names, partial, long).blocks(markers, count)
         for long in (True, False)
@@ -162,7 +163,7 @@ def _names(
 
 
 class _PartialNames(Struct, frozen=True):
-    """The names, read as a kernel with or without two-byte lengths writes them."""
+    """The names table, read with (``long``) or without two-byte lengths of names."""
 
     address: int
     data: bytes
@@ -170,7 +171,7 @@ class _PartialNames(Struct, frozen=True):
     long: bool
 
     def blocks(self, markers: list[int], count: int) -> list[list[bytes]]:
-        """Return the names after each marker, up to the first that the dump lacks."""
+        """Return a list per marker: the names from it up to the first lost name."""
         ends: list[int | None] = [*markers[1:], None]
         wanted = (
             min(NAMES_PER_MARKER, count - first)
@@ -194,7 +195,7 @@ class _PartialNames(Struct, frozen=True):
         return found if is_sound else []
 
     def _name(self, at: int) -> tuple[bytes, int]:
-        """Return a name, empty if there is none, and its end."""
+        """Return the name at an offset, empty if it is not whole, and its end."""
         head = self.data[at : at + 2]
         if len(head) < 2:
             return b"", at
@@ -206,7 +207,10 @@ class _PartialNames(Struct, frozen=True):
         return (name if is_whole else b""), at + length
 
     def _lost_from(self, start: int, end: int | None) -> int | None:
-        """Return where the first lost page begins; ``None`` if none is lost."""
+        """Return the offset of the first lost byte; ``None`` if no page is lost.
+
+        :param end: End of the block; ``None`` for the last, of unknown size.
+        """
         last = min(start + _MOST_BYTES if end is None else end, len(self.data))
         base = self.address - self.partial.image.base
         pages = self.partial.lost[
@@ -221,7 +225,7 @@ class _PartialNames(Struct, frozen=True):
 def _markers(tables: KallsymsTables, partial: PartialImage, count: int) -> list[int]:
     """Return the offset of each 256th name.
 
-    :raises BadTablesError: if their table is lost, and some names as well
+    :raises BadTablesError: if the table of markers is lost, and some names as well
     """
     image = partial.image
     if count <= NAMES_PER_MARKER:
@@ -276,9 +280,11 @@ def _addresses(
 ) -> npt.NDArray[np.uint64]:
     """Return all addresses, ascending; a lost one is that of the symbol before it.
 
-    That one thus has no size, and no address is said to be in it.
+    As a lost page has more than ``_MAX_ALIASES`` addresses, the symbol before it thus
+    has size 0, and contains no address.
 
-    :raises BadTablesError: if no known symbol is left, or its address is another
+    :param has_address: Whether the address of each symbol is in the dump.
+    :raises BadTablesError: if no known symbol is left, or all have other addresses
     """
     found = [(rows_of(name), address) for name, address in known.items()]
     places = [(rows[0], address) for rows, address in found if len(rows) == 1]
@@ -300,7 +306,7 @@ def _addresses(
 
 
 _MAX_SPAN = 32 << 20
-"""Maximum size of all tables together, in bytes; a Debian 6.12 has 2.7 MiB."""
+"""Maximum size of all tables together, in bytes; Debian's 6.12 has 2.7 MiB."""
 
 _ADDRESSES = 1 << 64
 
@@ -312,7 +318,7 @@ class NoSymbolsError(MissingError):
 def load_symbols(prog: Program) -> Symbols:
     """Load the symbols of the kernel proper, functions and data.
 
-    :raises NoSymbolsError: if it lacks them; the text names what is missing
+    :raises NoSymbolsError: if the kernel lacks them; the text names what is missing
     """
     symbols = _vmcoreinfo_symbols(prog)
     stext = symbols.get("_stext")
@@ -353,7 +359,7 @@ def _vmcoreinfo_symbols(prog: Program) -> dict[str, int]:
 def _named_tables(symbols: dict[str, int]) -> KallsymsTables | None:
     """Return the tables' addresses from VMCOREINFO; ``None`` if they are not in it.
 
-    It has them since Linux kernel commits 5fd8fea935a1 ("vmcoreinfo: include kallsyms
+    They are since Linux kernel commits 5fd8fea935a1 ("vmcoreinfo: include kallsyms
     symbols") and f09bddbd8661 ("vmcoreinfo: add kallsyms_num_syms symbol") (in v6.0).
     """
     tables = KallsymsTables(
@@ -385,7 +391,7 @@ def _find(prog: Program, stext: int) -> Symbols:
         if index is not None:
             raise NoSymbolsError("the kernel seems to have two tables of its symbols")
         index, addresses = loaded, candidate
-        # The tables are in .rodata.
+        # The tables are in .rodata: another set beyond its end need not be searched.
         end = loaded(prog, "__end_rodata", None, True)
         if end:
             search.end = min(search.end, end[0].address)
@@ -420,10 +426,10 @@ def _load(prog: Program, tables: KallsymsTables, stext: int) -> Symbols:
     """Load the tables, all of them with one read.
 
     drgn's loader reads each name separately, which takes seconds if a read costs a
-    round trip, and it does not check the data. Where it stands in for the part in C, it
-    gets a program of its own that contains nothing but checked tables.
+    round trip, and it does not check the data. It is used only if the part in C was not
+    built, on a program of its own that contains nothing but checked tables.
 
-    :raises BadTablesError: if they are not sound, or have another address for *stext*
+    :raises BadTablesError: if the tables are not sound, or have another ``_stext``
     """
     word, little = _word(prog)
     start, size = _span(prog, tables)
@@ -442,9 +448,9 @@ def _load(prog: Program, tables: KallsymsTables, stext: int) -> Symbols:
 
 
 def _span(prog: Program, tables: KallsymsTables) -> tuple[int, int]:
-    """Return where the tables begin, and their size.
+    """Return the lowest address of the tables, and the bytes from there to their end.
 
-    :raises BadTablesError: if they cannot be so large
+    :raises BadTablesError: if these are impossible
     """
     start = tables.start()
     if start < 0:
@@ -459,7 +465,7 @@ def _span(prog: Program, tables: KallsymsTables) -> tuple[int, int]:
 def _read_pages(prog: Program, start: int, end: int) -> PartialImage:
     """Read memory page by page, with zeros for those that cannot be read.
 
-    A page of zeros is taken for a lost one, as in a file that was copied in part.
+    A page of zeros counts as lost: a file that was copied in part has such pages.
     """
     nothing = bytes(PAGE)
     pages = []
@@ -475,8 +481,8 @@ def _read_pages(prog: Program, start: int, end: int) -> PartialImage:
 def _load_with_drgn(
     prog: Program, tables: KallsymsTables, image: Image, stext: int, long: bool
 ) -> Symbols:
-    # drgn derives the encoding of names' lengths from the version. Distributions
-    # backport the new encoding; so it is derived from the tables themselves.
+    # drgn derives from the version whether lengths of names may take two bytes (6.1).
+    # Distributions backport that; so the version here follows from the tables.
     copy = Program(
         prog.platform,
         vmcoreinfo=f"OSRELEASE={'6.1' if long else '6.0'}\nPAGESIZE=4096\n"
@@ -511,7 +517,7 @@ def _read(data: bytes, address: int, count: int, offset: int, physical: bool) ->
 
 
 def _word(prog: Program) -> tuple[int, bool]:
-    """Return the bytes of a pointer, and whether the target is little-endian."""
+    """Return the size of a pointer in bytes, and whether it is little-endian."""
     assert prog.platform is not None
     flags = prog.platform.flags
     return (

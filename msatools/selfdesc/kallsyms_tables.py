@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kallsyms tables of a kernel: found by VMCOREINFO or by shape, and checked."""
+"""The kallsyms tables of a kernel: checks, decoding, and a search for them by shape."""
 
 import re
 import sys
@@ -20,20 +20,20 @@ from msatools.selfdesc.tables import Words, at, library
 
 # --- The kallsyms tables of a kernel, and checks that they are sound.
 #
-# It has no I/O. The tables are written by the kernel's scripts/kallsyms.c. They are not
-# trusted, as the dump may be damaged.
+# No I/O in this part. The tables are written by the kernel's scripts/kallsyms.c. They
+# are not trusted, as the dump may be damaged.
 
 
 TOKENS = 256
 NAMES_PER_MARKER = 256
 MAX_SYMBOLS = 1 << 21
-"""Maximum number of symbols (a Debian 6.12 has 155,000)."""
+"""Maximum number of symbols; Debian's 6.12 has 155,000."""
 
 MAX_TEXT = 1 << 28
-"""Maximum size of all names, in bytes; a Debian 6.12 has 3.9 million."""
+"""Maximum size of all names, in bytes; Debian's 6.12 has 3.9 million."""
 
 MAX_ALIGNMENT = 256
-"""Maximum alignment in bytes that an assembler made of ``.align 8`` between tables."""
+"""Maximum alignment of tables in bytes: some assemblers take ``.align 8`` as 2^8."""
 
 INDEX_BYTES = 2 * TOKENS
 _TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
@@ -89,7 +89,7 @@ class Image(Struct, frozen=True):
     def part(self, address: int, size: int) -> bytes:
         """Return *size* bytes at *address*.
 
-        :raises BadTablesError: if they are not all in this range
+        :raises BadTablesError: if some are outside this range
         """
         start = address - self.base
         if start < 0 or size < 0 or start + size > len(self.data):
@@ -161,7 +161,7 @@ def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
     else:
         values = np.asarray(image.numbers(tables.offsets, count, 4))
         orders = [ascends, _ascends_around_base, _ascends_pc_relative]
-    # Other data is usually out of order within the first few.
+    # Check the first values before all: other data is usually out of order there.
     head = values[:NAMES_PER_MARKER]
     if not any(order(head) and order(values) for order in orders):
         raise BadTablesError("addresses of symbols do not ascend")
@@ -173,9 +173,9 @@ def ascends(values: npt.NDArray[Any]) -> bool:
 
 
 def _ascends_around_base(offsets: npt.NDArray[np.uint32]) -> bool:
-    """Return whether they ascend if negative ones count down from the base.
+    """Return whether the addresses ascend if negative offsets count down from a base.
 
-    The others, those of per-CPU symbols, are absolute (on x86, v4.6 to v6.14).
+    Offsets of per-CPU symbols are positive and absolute (on x86, v4.6 to v6.14).
     """
     signed = offsets.view(np.int32)
     negative = np.flatnonzero(signed < 0)
@@ -189,7 +189,7 @@ def _ascends_around_base(offsets: npt.NDArray[np.uint32]) -> bool:
 
 
 def _ascends_pc_relative(offsets: npt.NDArray[np.uint32]) -> bool:
-    """Return whether they ascend if relative to their own addresses (since v7.0)."""
+    """Return whether the addresses ascend if offsets are PC-relative (since v7.0)."""
     return ascends(4 * np.arange(len(offsets)) + offsets.view(np.int32))
 
 
@@ -249,8 +249,9 @@ def expand_names(
     """Expand the names of all symbols; ``None`` if the part in C was not built.
 
     :param long: What :func:`has_long_names` has returned: the tables have to be sound.
-    :return: Each symbol's letter and name, with a NUL at the end, and where they begin.
-    :raises BadTablesError: if they are too long
+    :return: The type letter and name of each symbol, with a NUL at the end; and the
+        offset at which each begins.
+    :raises BadTablesError: if the names are too long
     """
     loaded = library()
     if loaded is None:
@@ -282,10 +283,11 @@ def addresses_of(
 ) -> npt.NDArray[np.uint64]:
     """Return the addresses of all symbols, ascending.
 
-    Kernels differ in what the offsets are relative to; one symbol shows it.
+    Kernels differ in what the offsets are relative to; one known address shows it.
 
-    :param row: A symbol of which the address is known.
-    :raises BadTablesError: if it has another address however the table is read
+    :param row: Row of the symbol whose address is known.
+    :param address: Its address.
+    :raises BadTablesError: if the symbol has another address in every encoding
     """
     for addresses in readings(tables, image):
         if int(addresses[row]) == address and ascends(addresses):
@@ -294,7 +296,7 @@ def addresses_of(
 
 
 def readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield the addresses by each meaning that the table has had."""
+    """Yield the addresses of all symbols once per encoding that kernels have used."""
     count = image.number(tables.num_syms)
     if tables.addresses:
         words = image.numbers(tables.addresses, count, image.word)
@@ -306,10 +308,10 @@ def readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.ui
     if tables.relative_base:
         base = np.uint64(image.numbers(tables.relative_base, 1, image.word)[0])
     yield base + offsets
-    # Negative ones count down from the base (on x86, v4.6 to v6.14).
+    # Negative offsets count down from the base (on x86, v4.6 to v6.14).
     yield np.where(offsets >> 31 != 0, base + ~signed, signed)
-    # Relative to their own addresses: a081b5789255d ("kallsyms: Get rid of kallsyms
-    # relative base") (in v7.0).
+    # PC-relative: each is relative to its own address, since Linux kernel commit
+    # a081b5789255 ("kallsyms: Get rid of kallsyms relative base") (in v7.0).
     rows = np.arange(count, dtype=np.uint64)
     yield np.uint64(tables.offsets) + np.uint64(4) * rows + signed
 
@@ -329,11 +331,11 @@ def readings(tables: KallsymsTables, image: Image) -> Iterator[npt.NDArray[np.ui
 # * since Linux kernel commit a081b5789255 ("kallsyms: Get rid of kallsyms relative
 #   base") (in v7.0): the same without relative_base, at multiples of 4 bytes.
 #
-# Only the main parts of a result are checked here; the caller has to check the rest.
+# A result is only a candidate, for has_long_names() and addresses_of() to check.
 
 
 _MAX_SEARCH = 128 << 20
-"""Bytes to search from the kernel's start; a Debian 6.12 has 44 MiB."""
+"""Bytes to search from the kernel's start; the image of Debian's 6.12 has 44 MiB."""
 
 # Depending on the assembler, ``.align 8`` means 8 or 2^8 bytes; later kernels use
 # ``.balign``. 32-bit kernels align to 4 bytes.
@@ -344,11 +346,12 @@ _ALIGNMENTS = (8, 4, 16, 256)
 _DIGITS = b"".join(b"%c\0" % digit for digit in b"0123456789")
 
 _STEPS = (1 << 20, 1 << 16, 1 << 12)
-"""Bytes to read at a time; smaller steps are for pieces with missing parts."""
+"""Bytes to read at a time: a smaller step if a piece cannot be read as a whole."""
 
 _PAGE = _STEPS[-1]
 _BEFORE_TOKENS = 8 << 20
-"""Maximum bytes from names to tokens; a Debian 6.12 has 2 MiB."""
+"""Maximum bytes from names to tokens; Debian's 6.12 has 2 MiB."""
+
 _MARKER_BYTES = 2 << 20
 """Maximum bytes from markers to tokens: room for seqs_of_names of 690,000 names."""
 
@@ -363,7 +366,12 @@ _MAX_TABLES = 64
 
 
 class Search:
-    """A search for tables in the memory of a kernel."""
+    """A search for tables in the memory of a kernel.
+
+    :param start: Address of the kernel's start, ``_stext``.
+    :param word: Bytes of a pointer.
+    :param little: Whether the kernel is little-endian.
+    """
 
     def __init__(self, prog: Program, start: int, word: int, little: bool) -> None:
         self.prog = prog
@@ -374,7 +382,7 @@ class Search:
         """End of the search; may be lowered during it."""
 
     def tables(self) -> Iterator[KallsymsTables]:
-        """Yield the candidates, each once, those with the lowest tokens first.
+        """Yield the candidates, each once, by ascending address of their tokens.
 
         :raises BadTablesError: if there are too many candidates
         """
@@ -404,8 +412,8 @@ class Search:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield the readable pieces of a range, with their addresses.
 
-        If a piece cannot be read, try smaller ones, but only if the piece before it
-        could be read: tokens come after names, which are larger than any piece.
+        If a piece cannot be read, its parts are tried. Parts of an unreadable part are
+        tried only after a readable one: tokens come after names, which are larger.
         """
         was_readable = True
         for address in range(start, end, _STEPS[level]):
@@ -438,7 +446,7 @@ class Search:
                 yield from _tables(names, tokens, self.word)
 
     def _image(self, address: int, before: int, after: int) -> Image:
-        """Read the memory before and after an address, up to unreadable parts."""
+        """Read up to *before* and *after* bytes around an address; stop at a gap."""
         middle = address & -_PAGE
         low = max(self.start, address - before)
         parts = []
@@ -469,7 +477,7 @@ class _Names(Struct, frozen=True):
     """Address of the variable num_syms."""
 
     num_syms: int
-    """Address of the 32 bits of it that hold the number."""
+    """Address of the 32 bits of this variable that hold the number."""
 
     names: int
     count: int
@@ -494,7 +502,7 @@ def _find_tokens(image: Image, digits: int) -> _Tokens | None:
 
 
 def _find_names(image: Image, tokens: int) -> list[_Names]:
-    """Find names with markers before the tokens, nearest to the tokens first."""
+    """Find the names that belong to the nearest markers before the tokens."""
     for start, markers, size in _find_markers(image, tokens):
         names = list(_find_names_before(image, tokens, start, markers, size))
         if names:
@@ -503,9 +511,11 @@ def _find_names(image: Image, tokens: int) -> list[_Names]:
 
 
 def _find_markers(image: Image, tokens: int) -> Iterator[tuple[int, list[int], int]]:
-    """Yield runs of ascending numbers that begin with 0, nearest to the tokens first.
+    """Yield possible tables of markers, the nearest to the tokens first.
 
-    :return: Address of each run, its numbers, and the bytes of a number.
+    They are ascending numbers that begin with 0.
+
+    :return: Address of each table, its numbers, and the bytes of a number.
     """
     sizes = {4, image.word}
     offset = tokens - image.base
@@ -533,10 +543,10 @@ def _ascending(image: Image, start: int, end: int, size: int) -> list[int]:
 def _find_names_before(
     image: Image, tokens: int, start: int, markers: list[int], size: int
 ) -> Iterator[_Names]:
-    # The number after the last marker may happen to look like one more.
+    # The data after the last marker may look like one more marker.
     for count in (len(markers), len(markers) - 1):
         gap = tokens - (start + count * size)
-        # Room for seqs_of_names.
+        # Since v6.2, seqs_of_names follows the markers.
         max_gap = NAMES_PER_MARKER * count * _SEQ_BYTES + 2 * MAX_ALIGNMENT
         if count < 2 or gap > max_gap:
             continue
@@ -547,7 +557,7 @@ def _find_names_before(
 
 
 def _counted_names(image: Image, start: int, markers: list[int]) -> Iterator[_Names]:
-    """Find a number of symbols, followed by names, that agree with the markers."""
+    """Yield num_syms and names before the markers at *start* that agree with these."""
     last = start - markers[-1]
     low = max(last - _BLOCK_BYTES - 2 * MAX_ALIGNMENT, image.base) + 3 & -4
     words = image.numbers(low, max(0, last - low) // 4, 4)
@@ -589,7 +599,7 @@ def _is_block(names: bytes) -> bool:
 
 
 def _tables(names: _Names, tokens: _Tokens, word: int) -> Iterator[KallsymsTables]:
-    """Yield the tables in each order that kernels have used."""
+    """Yield where the other tables are in each order that kernels have used."""
     alignment = names.alignment
     common = (names.names, tokens.table, tokens.index, names.num_syms)
     offsets_bytes = _align(4 * names.count, alignment)

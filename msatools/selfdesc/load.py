@@ -2,7 +2,7 @@
 
 """Loading of a program's types and symbols from the kernel itself, modules included.
 
-:func:`load_btf` adds the finders, which drgn asks for types, objects and symbols.
+:func:`load_btf` registers the finders that drgn calls for types, objects and symbols.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -96,7 +96,7 @@ class LoadedModule(Struct, frozen=True):
 
     name: str
     regions: tuple[tuple[int, int], ...]
-    """Start and end of each region of memory."""
+    """Start and end (exclusive) of each region of the module's memory."""
 
     def contains(self, address: int) -> bool:
         """Return whether one of its regions contains an address."""
@@ -138,7 +138,7 @@ class ModuleLayout:
         self.size = max(self.list + node, *(field.end for field in fields))
 
     def parse(self, address: int, record: bytes) -> LoadedModule:
-        """Return the module whose ``struct module`` at *address* is *record*."""
+        """Decode a ``struct module`` from *record*, its bytes at *address*."""
         text = record[self._name.offset : self._name.end].partition(b"\0")[0]
         regions = []
         for base, size in self._regions:
@@ -270,11 +270,11 @@ class Module:
         self.contains = loaded.contains
 
     def symbols(self) -> SymbolIndex:
-        """Return the module's own symbols; none if they cannot be read."""
+        """Return the module's own symbols; empty if they cannot be read."""
         return self._symbols
 
     def may_have(self, name: str) -> bool:
-        """Return whether a symbol may have this name, without reading them all."""
+        """Return whether a symbol may have this name, by the table of names alone."""
         return b"\0" + name.encode() + b"\0" in self._names
 
     @cached_property
@@ -310,7 +310,7 @@ class Modules:
 
     def __iter__(self) -> Iterator[Module]:
         if self._modules is None:
-            # Lookups during the walk may search modules for symbols in turn.
+            # Empty meanwhile, as lookups during the walk may search the modules.
             self._modules = []
             loaded: list[Module] | None = None
             try:
@@ -335,7 +335,7 @@ class Modules:
         return found
 
     def types(self, name: str) -> BtfTypes | None:
-        """Return the types of a module's BTF; ``None`` if it has none.
+        """Return the types of a module's BTF; ``None`` if the module has no BTF.
 
         :raises BtfError: if its BTF is damaged, or refers to that of another kernel
         """
@@ -348,7 +348,7 @@ class Modules:
         return [name for name, types in self._types.items() if types]
 
     def with_type(self, kinds: Collection[TypeKind], name: str) -> list[str]:
-        """Return the names of the modules whose BTF has a type; reads that of all."""
+        """Return the names of the modules whose BTF has a type; read all their BTF."""
         return [each for each in self._entries_of_btf() if self._has(each, kinds, name)]
 
     def _has(self, module: str, kinds: Collection[TypeKind], name: str) -> bool:
@@ -437,7 +437,7 @@ class Finders:
     """The finders of one program, in use while its kernel has no debug info.
 
     With two sources there would be two distinct types of each name. So once debug info
-    is loaded, all lookups are left to it.
+    is loaded, these finders find nothing.
     """
 
     def __init__(self, main: MainModule, types: BtfTypes, symbols: Symbols) -> None:
@@ -449,7 +449,7 @@ class Finders:
         self._records: list[dict[str, str]] = []
 
     def register(self, prog: Program) -> None:
-        """Register them after all finders of the program."""
+        """Register the finders with drgn, after all finders that the program has."""
         prog.cache[NAME] = self
         standby = standby_of(prog)
         if standby is not None:
@@ -512,17 +512,17 @@ class Finders:
 
     @contextmanager
     def refusals(self) -> Iterator[dict[str, str]]:
-        """Record the names that are refused meanwhile, and why.
+        """Record refused lookups within the context, as a dict from name to reason.
 
-        Much code takes a failed lookup to mean that the kernel lacks the name, which a
-        refusal does not mean.
+        The kernel has a refused name, but much code treats any failed lookup as if it
+        lacked the name.
         """
         refused: dict[str, str] = {}
         self._records.append(refused)
         try:
             yield refused
         finally:
-            # Compare by identity, as two empty ones are equal.
+            # Compare by identity, as two empty dicts are equal.
             self._records = [it for it in self._records if it is not refused]
 
     def _refuse(self, name: str, error: Exception) -> None:
@@ -541,7 +541,10 @@ class Finders:
 
 @contextmanager
 def refusals(prog: Program) -> Iterator[dict[str, str]]:
-    """Record the names that are refused meanwhile, and why; none with debug info."""
+    """Record refused lookups within the context, as a dict from name to reason.
+
+    It stays empty if types come from debug info.
+    """
     finders: Finders | None = prog.cache.get(NAME)
     if finders is None:
         yield {}
@@ -599,8 +602,8 @@ def load_btf(prog: Program, *, modules: bool = True) -> None:
 def create_modules(prog: Program) -> None:
     """Create drgn's modules for the loaded modules.
 
-    Without them drgn guesses when it unwinds stacks through modules. It works with and
-    without debug info; a part of the list that cannot be read is left out.
+    Without them drgn guesses when it unwinds stacks through modules. Debug info is not
+    needed. Modules behind an unreadable entry of the kernel's list are left out.
     """
     try:
         ask(prog.create_loaded_modules)
@@ -620,13 +623,13 @@ def _load_kernel(prog: Program) -> None:
         ) from error
     main = main_module(prog)
     if main.address_ranges is None:
-        # Without it, drgn guesses when it unwinds stacks.
+        # Without address ranges, drgn guesses when it unwinds stacks.
         main.address_ranges = [_range(prog, symbols)]
     Finders(main, BtfTypes(prog, btf), symbols).register(prog)
 
 
 def is_served_by_btf(prog: Program) -> bool:
-    """Return whether types of the kernel proper come from BTF, by us or by drgn."""
+    """Return whether the kernel's types come from BTF, read by msatools or by drgn."""
     return not has_debug_info(main_module(prog))
 
 
@@ -638,7 +641,7 @@ def modules_with_btf(prog: Program) -> list[str]:
 
 
 def count_lost_symbols(prog: Program) -> int:
-    """Return how many of the kernel's symbols were lost with pages of their table."""
+    """Return the number of kernel symbols that are lost with pages of kallsyms."""
     return lost_symbols(finders_of(prog).symbols) if NAME in prog.cache else 0
 
 
@@ -686,7 +689,7 @@ def _read_btf(prog: Program, symbols: Symbols) -> bytes:
 
 
 def _range(prog: Program, symbols: Symbols) -> tuple[int, int]:
-    """Return start and end of the kernel's image."""
+    """Return the addresses of the kernel image's start and end (exclusive)."""
     start, end = (_address(prog, symbols, name) for name in ("_text", "_end"))
     if start is None or end is None or not start < end:
         raise NotSelfDescribedError("the kernel's symbols do not say where it lies")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Symbols of the kernel proper, and walks over their tables and those of types.
+"""Lookup of kernel symbols and names of types, and lengths of arrays of variables.
 
-``_tables.c`` has the walks in C; without it Python and numpy do the same work.
+``_tables.c`` walks and indexes the tables in C; else Python and numpy do the same.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ import msatools.native as native
 Words = npt.NDArray[np.uint32]
 
 NONE = 0xFFFFFFFF
-"""Start of the name of a row that has none."""
+"""In place of a name's offset: the row has no name."""
 
 NAME_LEN = 512
-"""Bytes of a name, with its NUL: KSYM_NAME_LEN of include/linux/kallsyms.h, which the
-kernel holds names in BTF to as well (kernel/bpf/btf.c, __btf_name_valid())."""
+"""Maximum bytes of a name, with its NUL: KSYM_NAME_LEN of include/linux/kallsyms.h,
+which also limits names in BTF (kernel/bpf/btf.c, __btf_name_valid())."""
 
 _VERSION = 1
 
 
 class NoNameError(ValueError):
-    """A row's name does not lie in the text; the argument is the row."""
+    """The offset of a row's name is outside the text; the argument is the row."""
 
 
 @functools.cache
@@ -63,14 +63,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def index_names(text: bytes, starts: Words) -> Callable[[str], list[int]]:
-    """Return a function that finds the rows of a name, ascending.
+    """Return a function that returns the rows of a name, ascending.
 
-    Names that are too long are not found: there may be many, and all of them the same
-    few MiB of damaged text.
+    Names longer than :data:`NAME_LEN` are not indexed: in damaged text, very many rows
+    may share one name of some MiB.
 
     :param text: All names, each with a NUL at its end.
     :param starts: Offset of each row's name, or :data:`NONE`.
-    :raises NoNameError: if a name is not in the text
+    :raises NoNameError: if an offset is outside the text
     """
     loaded = library()
     if loaded is None:
@@ -103,7 +103,7 @@ class _NameIndex:
         following: Words,
     ) -> None:
         self._find = loaded.msa_find_name
-        # These keep the memory that the addresses are of.
+        # Keeps the arrays alive, as C uses their addresses.
         self._arrays = text, starts, heads, following
         self._tables = text, at(starts), at(heads), mask, at(following)
         self._make_room(8)
@@ -144,15 +144,15 @@ def _index_in_python(text: bytes, starts: Words) -> Callable[[str], list[int]]:
 
 
 def at(array: npt.NDArray[Any]) -> int:
-    """Return where an array lies in memory; it has to be contiguous."""
+    """Return the address of a contiguous array's data, as an argument for C."""
     address: int = array.ctypes.data
     return address
 
 
 # --- Symbols of the kernel proper, by name and by address.
 #
-# It does what drgn's own loader of kallsyms does, in a tenth of the time: that one
-# reads each name by itself and sorts all of them, which takes longer than most reports.
+# It replaces drgn's own loader of kallsyms, and takes a tenth of the time: drgn reads
+# each name by itself and sorts all of them, which takes longer than most reports.
 
 
 _MAX_SIZE = 0x10000
@@ -161,7 +161,7 @@ _MAX_SIZE = 0x10000
 _MAX_ALIASES = 64
 """Symbols at one address beyond which their size is unknown; kernels have a dozen."""
 
-# Letters as in nm(1); lower-case ones are usually local, but not always.
+# Kinds by letters as in nm(1); lower-case ones are usually local, but not always.
 _KINDS = {
     **dict.fromkeys("bcdgrv", SymbolKind.OBJECT),
     "t": SymbolKind.FUNC,
@@ -169,18 +169,17 @@ _KINDS = {
 _WEAK = "vVwW"
 
 Symbols = Callable[[Program, str | None, int | None, bool], list[Symbol]]
-"""``symbols(prog, name, address, one)`` as of drgn's symbol finders."""
+"""A symbol finder as drgn defines it, called ``symbols(prog, name, address, one)``."""
 
 
 class SymbolTable:
-    """The symbols of a table, which is called as drgn's ``SymbolIndex`` is.
+    """A table of symbols, called like drgn's ``SymbolIndex``.
 
     :param text: Each symbol's letter and name, with a NUL at the end; ASCII.
-    :param starts: Where these begin.
+    :param starts: Offset in *text* of each symbol; :data:`NONE` if it is lost.
     :param rows_of: Returns the rows of a name.
     :param addresses: The symbols' addresses, ascending.
-    :param lost: Number of symbols whose name or address is lost. Their rows begin at
-        :data:`NONE`.
+    :param lost: Number of symbols whose name or address is lost.
     """
 
     def __init__(
@@ -200,7 +199,10 @@ class SymbolTable:
     def __call__(
         self, prog: Program, name: str | None, address: int | None, one: bool
     ) -> list[Symbol]:
-        """Return the symbols of a name, or those that contain an address, or both."""
+        """Return the symbols that have *name*, if any, and contain *address*, if any.
+
+        With *one*, at most one symbol.
+        """
         found = []
         for row in self._rows(name, address):
             if self._starts[row] == NONE:
@@ -215,7 +217,7 @@ class SymbolTable:
     def before(self, address: int) -> tuple[list[Symbol], int | None]:
         """Find the symbols with the highest start address up to *address*.
 
-        Other lookups by address find no symbol that is large.
+        A call with an address finds no symbol of 64 KiB or more; this method does.
 
         :return: All symbols that start there, which may be none, and the start of the
             next symbol, ``None`` if there is no next.
@@ -242,15 +244,15 @@ class SymbolTable:
         return rows if len(rows) == 1 else sorted(rows, key=self._unfitness)
 
     def _unfitness(self, row: int) -> int:
-        """Return the length of a global name, and for local ones more than that.
+        """Return a sort key: global names before local ones, and the shortest first.
 
-        So a name is the same as with debug info, where symbols of ELF have bindings.
+        drgn prefers global symbols of ELF, so a name is the same as with debug info.
         """
         start = int(self._starts[row])
         if start == NONE or not chr(self._text[start]).isupper():
             return NAME_LEN
         end = self._text.index(b"\0", start)
-        # Borders of sections, as scripts/kallsyms.c knows them.
+        # Names of a section's borders, last, as scripts/kallsyms.c recognises them.
         is_border = self._text[start + 1 : end].endswith((b"_start", b"_end"))
         return NAME_LEN + 1 if is_border else end - start
 
@@ -291,11 +293,11 @@ def _binding(letter: str) -> SymbolBinding:
     return SymbolBinding.GLOBAL if letter.isupper() else SymbolBinding.UNKNOWN
 
 
-# --- Lengths of arrays that no type says, from the room that the kernel gives them.
+# --- Lengths of arrays that no type records, from the bytes up to the next symbol.
 #
-# Up to the next symbol there is padding, too, so that room alone says little: it is
-# held against what the elements are, or what the length can be, and what is left open
-# stays an array without a length.
+# This room of an array may end with padding, so it is checked against the contents of
+# the elements, or against the possible lengths. If the length remains uncertain, the
+# array has none.
 
 
 MAX_SWAPFILES = "MAX_SWAPFILES"
@@ -317,21 +319,25 @@ def room_of(prog: Program, symbols: Symbols, symbol: Symbol) -> int:
 def counted(
     prog: Program, symbol: Symbol, array: Type, multiple: int, room: int
 ) -> Type:
-    """Return an array with as many elements as fit its room; without, if unreadable.
+    """Return an array type with as many elements as fit the variable's room.
 
-    :param multiple: Number that divides the length. With 1, zeros at the end are no
-        elements.
+    It has no length if none fits, or if the elements are to be read and cannot be.
+
+    :param array: The type without a length.
+    :param multiple: Number that divides the length. With 1, the memory is read, and
+        zeros at the end do not count as elements.
+    :param room: Bytes up to the next symbol.
     """
     size = sizeof(array.type)
     if multiple > 1:
-        # What is left is padding, which is less than so many elements.
+        # The remainder, less than *multiple* elements, is padding.
         length = room // (size * multiple) * multiple
         return prog.array_type(array.type, length) if length else array
     try:
         data = prog.read(symbol.address, room)
     except FaultError:
         return array
-    # What is no whole element is padding.
+    # A part of an element at the end is padding.
     filled = len(data[: len(data) // size * size].rstrip(b"\0"))
     if not filled:
         return array
@@ -349,7 +355,7 @@ def max_swapfiles(
 ) -> int | None:
     """Return MAX_SWAPFILES; ``None`` unless just one number agrees with the kernel.
 
-    :param arrays: Variables that have so many elements, and the bytes of each element.
+    :param arrays: Variables with MAX_SWAPFILES elements, and the bytes of an element.
     :param is_exclusive: Whether the kernel has PG_anon_exclusive.
     """
     rooms = [(symbol, size, room_of(prog, symbols, symbol)) for symbol, size in arrays]
@@ -368,17 +374,17 @@ def max_swapfiles(
 def _possible_swapfiles(
     prog: Program, symbols: Symbols, is_exclusive: bool
 ) -> set[int]:
-    """Return what the configuration can leave of the 32 types of swap entries.
+    """Return the possible values of MAX_SWAPFILES, which configuration decides.
 
-    Those that are no swap devices stand for pages that are elsewhere
+    It is 32 types of swap entries less those that stand for other than swapped pages
     (include/linux/swap.h, SWP_DEVICE_NUM and the like).
     """
 
     def has(function: str) -> bool:
         return bool(symbols(prog, function, None, True))
 
-    # Linux kernel commit ca92ea3dc5a2 ("mm: always compile in pte markers") (in v6.2)
-    # leaves one of the types for markers and errors that came with v5.19.
+    # Types for PTE markers and for errors came with v5.19, each optional. Linux kernel
+    # commit ca92ea3dc5a2 ("mm: always compile in pte markers") (in v6.2) keeps one.
     markers = {0, 1, 2} if is_exclusive else {0}
     if has("make_device_exclusive"):
         # Linux kernel commit c25465eb7630 ("mm: use single SWP_DEVICE_EXCLUSIVE entry
@@ -391,7 +397,7 @@ def _possible_swapfiles(
     else:
         device = {0} if is_exclusive else {0, 2}
     # Linux kernel commit 6c287605fd56 ("mm: remember exclusively mapped anonymous pages
-    # with PG_anon_exclusive") (in v5.19) adds one for pages that migrate.
+    # with PG_anon_exclusive") (in v5.19) adds a type for pages that migrate.
     migration = (3 if is_exclusive else 2) * has("migrate_pages")
     poison = int(has("memory_failure"))
     return {

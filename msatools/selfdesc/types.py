@@ -2,7 +2,7 @@
 
 """drgn's types from BTF, and the kernel's variables, functions and constants.
 
-A variable has the type that ``globals.txt`` declares, if the kernel bears it out.
+A variable has the type that ``globals.txt`` declares, if its room and alignment fit.
 """
 
 import re
@@ -77,7 +77,7 @@ _SPELLINGS = {
 """Names of C's integer types in GCC's and in Clang's BTF."""
 
 _FINDERS = frozenset({"dwarf", NAME})
-"""drgn's own finder of types that debug info has, and the one that serves these."""
+"""Names of drgn's finder of types in debug info, and of msatools' finder."""
 
 _MAX_DEPTH = 64
 """Maximum nesting of declarators; C sources have about five levels."""
@@ -100,7 +100,7 @@ class BtfTypes:
         self._base = base
         self._member_counts = MemberCounts(btf)
         self._types: dict[int, Type] = {}
-        # Most members have one of a few types.
+        # By the member's type: most members have one of a few types.
         self._bit_fields: dict[int, tuple[int, int]] = {}
         self._found: dict[tuple[str, Set[TypeKind]], Type | None] = {}
         self._depth = 0
@@ -110,7 +110,7 @@ class BtfTypes:
         """Find a type by its name; ``None`` if not found.
 
         :raises AmbiguousError: if different types have the name
-        :raises BtfError: if the blob is damaged there
+        :raises BtfError: if a type of that name is damaged
         """
         # Most lookups are repeated: with each sample of a running kernel.
         key = name, kinds if isinstance(kinds, TypeKindSet) else frozenset(kinds)
@@ -133,9 +133,9 @@ class BtfTypes:
         """Return the type of a C declaration, from the types of this blob only.
 
         drgn's own ``prog.type()`` parses more of C, but also uses types from other
-        sources that were loaded earlier, such as the sign of ``char``. It is asked if
-        somebody else's finder serves types, so that a variable and a lookup by name
-        have the same type.
+        sources that were loaded earlier, such as the sign of ``char``. It is called if
+        another program's finder serves types, so that a variable has the same type as
+        a lookup by name returns.
 
         :param text: A type, optionally ``const``, followed by any pointers.
         :raises MissingError: if the type is not found, or ambiguous
@@ -227,9 +227,9 @@ class BtfTypes:
         return self.type(ids[0])
 
     def type(self, type_id: int) -> Type:
-        """Return the type of an ID.
+        """Return drgn's type for the ID of a type in BTF.
 
-        :raises BtfError: if the blob is damaged there
+        :raises BtfError: if that type is damaged
         """
         made = self._types.get(type_id)
         if made is None:
@@ -294,7 +294,7 @@ class BtfTypes:
     def _has_sign_of_char(self) -> bool:
         """Return whether the blob has the sign of character types.
 
-        The pahole that made Debian's 5.10 lost it: its "signed char" is unsigned.
+        pahole lost it in the BTF of Debian's 5.10: there "signed char" is unsigned.
         """
         btf = self.btf.base or self.btf
         ids = btf.find("signed char", BtfKind.INT)
@@ -303,7 +303,7 @@ class BtfTypes:
     def _is_char_signed(self) -> bool:
         """Return whether a plain char is signed by the architecture's convention.
 
-        Only such old kernels need it: since Linux 6.2 it is unsigned everywhere (commit
+        For kernels older than 6.2 only: since then it is unsigned everywhere (commit
         3bc753c06dd0 "kbuild: treat char as always unsigned").
         """
         platform = self.prog.platform
@@ -326,7 +326,7 @@ class BtfTypes:
         self._member_counts.check(type_id)
         members = []
         bit_fields, member_object = self._bit_fields, self._member_object
-        # A loop without calls: a report makes some thousands of members.
+        # No Python function is called per member: a report makes thousands of members.
         for name, member_type, bit_offset, bit_field_size in btf.members(type_id):
             if bit_offset > size * 8:
                 raise BtfError(f"{name} lies outside of type {type_id}")
@@ -342,7 +342,9 @@ class BtfTypes:
         return make(btf.name(type_id) or None, size, members)
 
     def _bit_field(self, type_id: int) -> tuple[int, int]:
-        """Return the offset and the size of the bit-field that a type is; 0 if none.
+        """Return offset and size in bits of the bit-field that an integer type is.
+
+        Both are 0 if the type is none.
 
         Before the bit-field flag (9d5f9f701b18 "bpf: btf: fix struct/union/fwd types
         with kind_flag", in 5.0), the integer type described the bit-field.
@@ -427,29 +429,30 @@ def _size(kind_of_type: Type) -> int:
 
 
 _COUNTED = re.compile(r"(\d*)\*")
-"""Length of an array that its room in memory says, a multiple of a number if any."""
+"""Array length ``*`` or ``N*``: a multiple of N that follows from the array's room."""
 
 
 class Declaration(Struct, frozen=True):
-    """One line of the table."""
+    """One line of ``globals.txt``."""
 
     name: str
     element: str
     """The type in C, without array lengths."""
 
     lengths: tuple[str, ...] = ()
-    """Array lengths, the outermost first: a number, an enumerator, ``type.member`` of
-    an array as long, empty, or for what rooms say ``*``, ``32*``, ``MAX_SWAPFILES``."""
+    """Array lengths, the outermost first: a number; an enumerator; ``type.member``, an
+    array of the same length; empty if unknown; ``*``, ``32*`` or ``MAX_SWAPFILES`` if
+    the length follows from the room."""
 
     condition: str = ""
     """A type, ``type.member``, enumerator or ``function()`` that must exist, or with
-    ``!`` must not."""
+    ``!`` must not exist; empty if the line holds for all kernels."""
 
     @property
     def multiple(self) -> int | None:
-        """Number that divides the length, which is the one that fits the room.
+        """N of a length ``N*``, and 1 of ``*``; ``None`` for other lengths.
 
-        With 1, zeros at the end are no elements. ``None`` if the room does not say it.
+        See :func:`.tables.counted`, which derives the length from the room.
         """
         found = _COUNTED.fullmatch(self.lengths[0]) if self.lengths else None
         return int(found[1] or 1) if found else None
@@ -460,9 +463,10 @@ class Declaration(Struct, frozen=True):
         return self.lengths[:1] == (MAX_SWAPFILES,)
 
     def resolve(self, types: BtfTypes) -> Type:
-        """Build the type from those of this kernel, without a length that rooms say.
+        """Build the type; an array has no length if that follows from its room.
 
-        :raises MissingError: if the condition is not met, or the kernel lacks a part
+        :raises MissingError: if the condition is not met, or the kernel lacks a type
+            or constant that the declaration names
         """
         if self.condition and not _holds(types, self.condition):
             raise NotSoError(f"it is not so that {self.condition}")
@@ -477,9 +481,9 @@ class Declaration(Struct, frozen=True):
 
 
 def _holds(types: BtfTypes, condition: str) -> bool:
-    """Return whether a condition is met.
+    """Return whether the kernel meets a :attr:`Declaration.condition`.
 
-    :raises AmbiguousError: if that cannot be determined
+    :raises AmbiguousError: if a name in it is ambiguous
     """
     negated = condition.startswith("!")
     type_name, _, member = condition.lstrip("!").partition(".")
@@ -508,9 +512,9 @@ def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
 
 
 def _length_of_member(types: BtfTypes, type_name: str, member: str) -> tuple[int, ...]:
-    """Return the length of a member that is an array.
+    """Return the length of a member that is an array, as a tuple of one number.
 
-    :raises MissingError: if there is none, or it has no length
+    :raises MissingError: if there is no such array, or it has no length
     """
     array = member_of(types.parse(type_name), member).type
     if array.kind != TypeKind.ARRAY or not array.length:
@@ -519,9 +523,9 @@ def _length_of_member(types: BtfTypes, type_name: str, member: str) -> tuple[int
 
 
 class Declarations(Mapping[str, tuple[Declaration, ...]]):
-    """Declarations by name of the variable.
+    """Declarations by name of the variable, in the order of their lines.
 
-    A line is parsed when its variable is looked up: a run needs few of them.
+    A line is parsed when its variable is looked up, as a run looks up few.
 
     :param text: Lines of ``type | name`` or ``type | name | condition``.
     :raises ValueError: if a line is malformed
@@ -556,10 +560,10 @@ class Declarations(Mapping[str, tuple[Declaration, ...]]):
 
 
 FUNCTIONS = frozenset({"vmemmap_populate"})
-"""Functions that older BTF (5.10) lacks, and whose type is not needed."""
+"""Functions that older BTF (5.10) lacks. Callers need no type, so it is a dummy."""
 
 _VARIABLES = Path(__file__).with_name("globals.txt")
-"""The table; its format is described in the file."""
+"""File of the declarations; it describes its own format."""
 
 TABLE = Declarations(_VARIABLES.read_text("ascii"))
 
@@ -567,23 +571,23 @@ TABLE = Declarations(_VARIABLES.read_text("ascii"))
 # --- The kernel's variables, functions and constants, found without debug info.
 #
 # A lookup has three distinct outcomes: the object; None, if this kernel does not have
-# it; and an error, if it exists but its type or value is not certain. These are never
-# guessed.
+# it; and an error, if it exists but its type or value is not certain. Types and values
+# are never guessed.
 
 
-# Integers, as each operation on the flags themselves creates an object.
+# Plain integers: an operation on the enum's members creates an object each time.
 _CONSTANT = FindObjectFlags.CONSTANT.value
 _FUNCTION = FindObjectFlags.FUNCTION.value
 _VARIABLE = FindObjectFlags.VARIABLE.value
 
 _UNKNOWN_ROOM = 1 << 17
-"""Bytes that a variable may have if its room is unknown: drgn gives no size to a symbol
-whose next one is 64 KiB away or farther (MAX_SYMBOL_LENGTH), as is that of hstates with
+"""Maximum size in bytes of a variable whose room is unknown. drgn records no size for a
+symbol that is 64 KiB or more before the next (MAX_SYMBOL_LENGTH), such as hstates with
 1,024 nodes."""
 
 
 _MOST_SHOWN = 4
-"""Addresses of a name that an error shows."""
+"""Maximum number of a symbol's addresses that an error message lists."""
 
 
 class Objects:
@@ -628,7 +632,7 @@ class Objects:
                 f"debug info (-s), or name one: Object(prog, TYPE, address={shown})"
             )
         symbol = symbols[0]
-        # BTF has few variables, but finding a function indexes all functions.
+        # Variables first: BTF has few, but finding a function indexes all functions.
         found = self.types.find_variable(name)
         if found is None and symbol.kind != SymbolKind.OBJECT:
             found = self._prototype(name)
@@ -672,10 +676,10 @@ class Objects:
 
     @cached_property
     def _swapfiles(self) -> int | None:
-        """MAX_SWAPFILES, by the sizes of its arrays; ``None`` if not certain."""
+        """MAX_SWAPFILES, from the rooms of arrays with that length; or ``None``."""
         arrays = []
         for name, declarations in TABLE.items():
-            # Looking up the symbols of the whole table would take 25 ms.
+            # Few lookups: those of all variables in the table would take 25 ms.
             if not declarations[0].is_of_swapfiles:
                 continue
             found = self.symbols(self.prog, name, None, False)
