@@ -318,7 +318,7 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
 
 
 class _TscClock(NamedTuple):
-    """Location of the scales by which the local clock is computed from the TSC (x86)."""
+    """Location of the scales by which the local clock follows from the TSC of x86."""
 
     address: int
     """Address of a ``struct cyc2ns``: two scales, of which one is in use."""

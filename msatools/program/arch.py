@@ -617,7 +617,7 @@ class Arm64(Arch):
         built, size = _built_bits(lines), lines.get("PAGESIZE")
         if built is None or size is None:
             return None
-        page_shift = int(size).bit_length() - 1
+        page_shift = number(size).bit_length() - 1
         bits = self.address_bits(lines)
         return arm64_format(page_shift, bits, built, _software_bits(prog))
 
@@ -658,7 +658,7 @@ def _built_bits(vmcoreinfo: Mapping[str, str]) -> int | None:
     text = vmcoreinfo.get("NUMBER(VA_BITS)")
     if text is None:
         return None
-    bits = int(text)
+    bits = number(text)
     if not 0 < bits < 64:
         raise DamagedDataError(f"addresses of {bits} bits")
     return bits
@@ -753,7 +753,7 @@ class Riscv64(Arch):
     def address_bits(self, vmcoreinfo: Mapping[str, str]) -> int:
         bits = vmcoreinfo.get("NUMBER(VA_BITS)")
         # VA_BITS counts the addresses of both halves.
-        return KERNEL_HALF_BITS if bits is None else int(bits) - 1
+        return KERNEL_HALF_BITS if bits is None else number(bits) - 1
 
     def code_start(self, vmcoreinfo: Mapping[str, str]) -> int:
         return _BELOW_CODE

@@ -219,8 +219,8 @@ class SymbolTable:
 
         A call with an address finds no symbol of 64 KiB or more; this method does.
 
-        :return: All symbols that start there, which may be none, and the start of the
-            next symbol, ``None`` if there is no next.
+        :return: All symbols that start there, which may be none, as where their names
+            are lost, and the start of the next symbol, ``None`` if there is no next.
         """
         addresses = self._addresses
         past = int(np.searchsorted(addresses, np.uint64(address), "right"))
@@ -228,7 +228,8 @@ class SymbolTable:
         if not past:
             return [], following
         first = int(np.searchsorted(addresses, addresses[past - 1], "left"))
-        return [self._symbol(row) for row in range(first, past)], following
+        rows = (row for row in range(first, past) if self._starts[row] != NONE)
+        return [self._symbol(row) for row in rows], following
 
     def _rows(self, name: str | None, address: int | None) -> Iterable[int]:
         if name is not None:

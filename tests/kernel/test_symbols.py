@@ -2,10 +2,12 @@
 
 """The nearest symbols before an address, and the address of the next one."""
 
+import numpy as np
 import pytest
 from drgn import Symbol, SymbolBinding, SymbolKind
 
 from msatools.kernel.code import SortedSymbols
+from msatools.selfdesc.tables import NONE, SymbolTable
 
 LAST = (1 << 64) - 1
 
@@ -40,6 +42,20 @@ def test_nearest(address: int, names: list[str], following: int | None) -> None:
     bounds = [(0x100, 0x300), (LAST - 1, LAST)]
     found = SortedSymbols([*SYMBOLS, symbol("next to last", LAST - 1)], bounds)
     symbols, after = found.before(address)
+    assert ([one.name for one in symbols], after) == (names, following)
+
+
+@pytest.mark.parametrize(
+    ("address", "names", "following"),
+    [(0x100, ["a"], 0x200), (0x200, ["c"], 0x300), (0x300, [], None)],
+)
+def test_nearest_where_names_are_lost(
+    address: int, names: list[str], following: int | None
+) -> None:
+    starts = np.array([0, NONE, 3, NONE], np.uint32)
+    addresses = np.array([0x100, 0x200, 0x200, 0x300], np.uint64)
+    table = SymbolTable(b"Ta\0Dc\0", starts, lambda name: [], addresses)
+    symbols, after = table.before(address)
     assert ([one.name for one in symbols], after) == (names, following)
 
 
