@@ -14,7 +14,6 @@ import numpy.typing as npt
 from msgspec import Struct, field
 
 from msatools.errors import LOST, UNREADABLE, MissingError
-from msatools.kernel.pids import changing_list
 from msatools.kernel.reader import Addresses, Reader, distinct, read_string
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import (
@@ -28,6 +27,7 @@ from msatools.kernel.structs import (
     read_structs,
     struct_layout,
 )
+from msatools.kernel.walks import changing_list
 from msatools.selfdesc.find import (
     find_constant,
     find_type,

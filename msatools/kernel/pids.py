@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lookup of tasks by PID, walks of task lists that may change, and PID namespaces."""
+"""Lookup of tasks by PID, and PID namespaces."""
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 
 import drgn
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from msatools.errors import LOST, UNREADABLE, DamagedDataError
-from msatools.kernel.reader import LIST_HEAD, U64, Addresses, Reader, distinct, unsigned
+from msatools.kernel.reader import Addresses, Reader, distinct, unsigned
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Structs, read_structs
 from msatools.kernel.walks import XArray
@@ -188,111 +188,6 @@ class PidTree:
         :raises UNREADABLE: if a part of the tree is damaged
         """
         return self._tree.count_below(end)
-
-
-# --- Walks of task lists, which change during the walk on a running kernel.
-
-
-_MAX_RESUMED = 256
-"""Maximum number of times that one walk goes back to a task still on the list."""
-
-
-def changing_list(
-    reader: Reader,
-    head: int,
-    offset: int,
-    size: int,
-    seen: set[int],
-    name: str,
-    losses: LossLog,
-    node: int | None = None,
-    first: int | None = None,
-) -> Iterator[tuple[int, bytes]]:
-    """
-    Yield the tasks on a list, with one read each, from *node* or else the first on.
-
-    On a running kernel a task may end between two reads, and its memory be reused for
-    another task elsewhere on the list: the walk would skip all tasks in between. So
-    ``prev`` of each node must be a node that was visited; else the walk goes back to
-    the last one that is still on the list. If the list breaks off, a note is made and
-    the tasks after that point are missing.
-
-    :param offset: Offset of the list node in the task.
-    :param size: Bytes of each task to read, its node among them.
-    :param seen: Addresses of tasks to skip; the ones that are yielded are added.
-    :param name: What the list is called in a note.
-    :param first: The node before *node*, if the walk starts within the list.
-    :return: Iterator of (address, bytes) of each task.
-    """
-    most = reader.once("tasks", lambda: _most_tasks(reader))
-    trail = [head] if first is None else [head, first]
-    visited = {*trail}
-    resumed = again = 0
-    try:
-        if node is None:
-            (node,) = U64.unpack(reader.read(head, 8))
-        if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
-            # A faster loop for many tasks: a dump's list does not change.
-            read, next_of = reader.read, U64.unpack_from
-            while node != head:
-                address = node - offset
-                if not node or address in seen or len(seen) > most:
-                    raise DamagedDataError("it leads nowhere", node)
-                data = read(address, size)
-                seen.add(address)
-                yield address, data
-                (node,) = next_of(data, offset)
-            return
-        while node != head:
-            address = node - offset
-            new = address not in seen
-            again += not new
-            # The memory of a task that was visited may by now be that of a new one.
-            looping = not new and again > len(seen)
-            if not node or looping or len(seen) > most:
-                raise DamagedDataError("it leads nowhere", node)
-            data = reader.read(address, size)
-            following, previous = LIST_HEAD.unpack_from(data, offset)
-            if previous not in visited:
-                resumed += 1
-                losses.coverage["lists_resumed"] += 1
-                if resumed > _MAX_RESUMED:
-                    raise DamagedDataError("it changes too fast", node)
-                node = _resume(reader, trail, visited)
-                if node is None:
-                    if first is not None:
-                        return  # the process has ended
-                    (node,) = U64.unpack(reader.read(head, 8))
-                continue
-            seen.add(address)
-            trail.append(node)
-            visited.add(node)
-            if new:
-                yield address, data
-            node = following
-    except UNREADABLE as error:
-        losses.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
-
-
-def _most_tasks(reader: Reader) -> int:
-    """Return how many tasks there can be: each has a PID, and memory of its own."""
-    size = drgn.sizeof(find_type(reader.prog, "struct task_struct"))
-    return min(PID_MAX_LIMIT, reader.most(size))
-
-
-def _resume(reader: Reader, trail: list[int], visited: set[int]) -> int | None:
-    """Return the node after the last visited one that is still on its list.
-
-    A node that has left the list has LIST_POISON2 as ``prev``.
-
-    :return: ``None`` if no visited node is still on the list.
-    """
-    while len(trail) > 1:
-        following, previous = LIST_HEAD.unpack(reader.read(trail[-1], LIST_HEAD.size))
-        if previous in visited:
-            return int(following)
-        trail.pop()
-    return None
 
 
 # --- PID namespaces and the number of PIDs in use in each (kernel/pid_namespace.c).

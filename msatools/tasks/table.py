@@ -18,10 +18,11 @@ from msgspec import Struct
 
 from msatools.errors import UNREADABLE, DamagedDataError, MissingMemberError
 from msatools.kernel.percpu import mask_bytes
-from msatools.kernel.pids import PID_MAX_LIMIT, changing_list, find_tasks, require_pids
+from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks, require_pids
 from msatools.kernel.reader import LIST_HEAD, MAX_PLAUSIBLE, U64, Reader
 from msatools.kernel.report import Loss, LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
+from msatools.kernel.walks import changing_list
 from msatools.selfdesc.find import find_type, find_variable, offset_of
 
 Records = npt.NDArray[np.void]
