@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The description of a command, the options of all or several, and their parser."""
+"""The description of a command, shared options, and the parser of both."""
 
 import argparse
 import contextlib

@@ -282,7 +282,7 @@ def _parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     named = _named(args)
     if not named and args.rest:
         target, *args.rest = args.rest
-        # A crash command has options of its own.
+        # Only for drgn: the options after a crash command belong to that command.
         if name == "drgn" and args.rest[:1] and args.rest[0].startswith("-"):
             args = parser.parse_args(args.rest, args)
         named = [target, *_named(args)]
@@ -352,7 +352,7 @@ def _globals(names: dict[str, Any]) -> dict[str, Any]:
 
 def _crash(opened: "Opened", words: list[str]) -> int:
     drgn.set_default_prog(opened.prog)
-    # As in drgn-crash.
+    # drgn-crash uses this hook, too.
     sys.displayhook = getattr(drgn.cli, "_displayhook", sys.displayhook)
     names = _globals(drgn.cli.default_globals(opened.prog))
     return _run_command(opened, " ".join(["crash", *words]), names)

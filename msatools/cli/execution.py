@@ -277,7 +277,7 @@ class _Samples:
         self._session = session
         self._call = call
         self._pace = pace
-        # The period is at most the interval: each has at least one sample, if in time.
+        # The period is at most the interval: each interval has a sample, if in time.
         self._longest_s = left_s
         self._period_starts_s = time.monotonic()
         self._lost = 0
@@ -339,7 +339,7 @@ class RunResult(Struct, Generic[R]):
     last: R | None = None
     incomplete: bool = False
     faults: dict[str, OwnFault] = field(default_factory=dict)
-    """Maps the text of each fault of msatools that cost a part of a report to it."""
+    """Faults of msatools that cost parts of a report, by their text."""
 
     retried: int = 0
     """Failed attempts at the next report, because the kernel changed."""
@@ -461,7 +461,7 @@ def recording(
 
 
 def _unchosen(command: Command[R], args: Namespace) -> Namespace:
-    """Return the arguments without those that select, which apply on replay."""
+    """Return the arguments with defaults for those that select: recordings have all."""
     parser = make_parser(command, in_drgn=True)
     defaults = {name: parser.get_default(name) for name in command.recorded.choosing}
     return Namespace(**{**vars(args), **defaults})

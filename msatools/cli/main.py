@@ -76,10 +76,10 @@ def _run(command: Command[R], argv: Sequence[str], *, debug: bool) -> int:
 
 
 def _import_helpers_singly() -> None:
-    """Import submodules of drgn.helpers.linux without executing the package itself.
+    """Let submodules of drgn.helpers.linux be imported without executing the package.
 
     The package imports all 39 submodules and drgn's command line, which takes 25 to
-    33 ms. It is executed at the first access to one of its attributes.
+    33 ms. It is executed when one of its attributes is first accessed.
     """
     name = "drgn.helpers.linux"
     if name in sys.modules:

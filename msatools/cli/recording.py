@@ -224,7 +224,7 @@ class Recording:
 
     @property
     def cut(self) -> str | None:
-        """The message on a truncated file, known once all samples were read."""
+        """A message if the file is truncated, or ``None``; known after all samples."""
         if not self._is_cut:
             return None
         many = "sample" if self._count == 1 else "samples"

@@ -48,7 +48,7 @@ _MOST_KEPT = 1 << 24
 """Maximum characters to keep for a pager: the child must not fill our memory."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-"""<linux/prctl.h>."""
+"""Options of prctl(2), from <linux/prctl.h>."""
 
 _READS = (
     *("read", "pread64", "readv", "preadv", "preadv2", "lseek", "close", "fadvise64"),
@@ -81,7 +81,7 @@ _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000
 """Flags of open(2) that must be clear; the last one is __O_TMPFILE."""
 
 _CLONE_THREAD = 0x10000
-"""<linux/sched.h>."""
+"""Flag of clone(2), from <linux/sched.h>."""
 
 _CONTROL = re.compile(
     "\x1b(?!\\[[0-9;]*[mK])|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
@@ -187,7 +187,7 @@ def _pass_on(out: int, err: int, end_s: float, is_paged: bool) -> None:
             for key, _ in selector.select(_POLL_S):
                 data = os.read(key.fd, _CHUNK)
                 text = left[key.fd] + decoders[key.fd].decode(data, not data)
-                # The end of a code may come with the next bytes.
+                # The end of an escape code may come with the next bytes.
                 cut = _PART_OF_A_CODE.search(text) if data else None
                 end = cut.start() if cut else len(text)
                 left[key.fd] = text[end:]

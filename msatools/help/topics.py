@@ -17,7 +17,7 @@ from msatools.render.blocks import Block, Span, line, term
 
 
 _PLACES = (Path(__file__).parents[1] / "docs", Path(__file__).parents[2] / "docs")
-"""Where the documentation is: within the package, or beside it in the source."""
+"""Folders of the documentation: in the package, or in the source tree beside it."""
 
 _FOLDERS = ("commands", "guides")
 

@@ -46,7 +46,7 @@ from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
 NCLASSES = len(TaskClass)
 
 Times = npt.NDArray[np.float64]
-"""Shape (threads, classes)."""
+"""Times by thread and class: shape (threads, classes)."""
 
 ON_CODE = NCLASSES
 """Column of page faults on code, after the columns of the classes."""

@@ -95,7 +95,7 @@ class TaskRow(Struct, frozen=True):
 
     nice: int
     cpu: int
-    """The CPU that it is or was last on."""
+    """The CPU that the task is on, or was last on."""
 
     size_bytes: int | None
     rss_bytes: int | None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Collect reports of what all tasks are doing, and where their time went."""
+"""Collects reports on the activity and the times of all tasks."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -496,8 +496,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
-        # A task that is being woken waits for a CPU, or is off its futex's queue. On a
-        # running kernel the queue was read at another time.
+        # Herds include tasks being woken: they wait for a CPU, or left their futex's
+        # queue. (On a running kernel the queue was read at another time.)
         things = list(ons)
         off = [row for row, on in enumerate(ons) if on and is_off_queue(on)]
         gone = [] if self._live else off

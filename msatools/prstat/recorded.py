@@ -107,7 +107,7 @@ def threads_of(rows: TaskRows) -> Booleans:
 
 
 def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
-    """Count the wanted threads; keep totals of the machine."""
+    """Return *totals* with the counts of the wanted threads filled in."""
     columns = kept.columns
     by_letter = Counter(columns["state"][wanted].tolist())
     by_class = Counter(columns["class"][wanted].tolist())

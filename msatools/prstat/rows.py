@@ -58,7 +58,7 @@ class Spent(Struct, frozen=True):
     maj_flt: Numbers
 
     dead: Ended
-    """Work of ended threads, by process: equal values for all threads of one."""
+    """Work of ended threads; each thread has the sum of its process."""
 
     off_cpu: OffCpuByClass | None = None
     """``None`` except in the report of an interval."""
@@ -99,7 +99,7 @@ class Kept(Struct, frozen=True):
     """``None`` in the report of an interval."""
 
     dead: Ended
-    """Work of ended threads, by process: equal values for all threads of one."""
+    """Work of ended threads; each thread has the sum of its process."""
 
     reaped: ProcessSums | None
     """Sums over reaped children; ``None`` unless requested."""
@@ -276,7 +276,7 @@ class TaskRows(Sequence[TaskRow]):
         return any(known.any() for known in kept)
 
     def _split(self, first: int, end: int) -> Split | None:
-        """Sum up the split of the threads of a row; ``None`` if one is not known."""
+        """Sum up the split of a row's threads; ``None`` if all is unknown."""
         made = self.kept.split
         assert made is not None
         known = bool(made.known[first:end].all())

@@ -357,7 +357,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 NO_NAME = "-"
-"""Key of rows in no group of a kind, or in an unknown one."""
+"""Key of rows without a value, such as a container, or with an unknown one."""
 
 _RAN = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns", "ZMB": "zombie_ns"}
 """Maps classes to the columns of rows that have their time."""

@@ -214,8 +214,8 @@ def _delays(
     alive = lives.lifetime_ns - lives.zombie_ns
     waited = lives.off_cpu_ns
     if lives.latency_is_bound:
-        # Delayed sleepers have wrong blkio delays: limit these to I/O waits. (On other
-        # kernels, blkio may include interruptible sleep of io_uring.)
+        # Delayed sleepers have wrong blkio delays: only I/O wait and unexplained time
+        # are possible. (On other kernels, io_uring's interruptible sleep is, too.)
         explained = slept.iowait.ns + np.maximum(unexplained_ns, 0)
         waited = np.where(slept.known, np.minimum(explained, waited), waited)
     impossible = np.zeros(len(alive), np.bool_)

@@ -174,7 +174,7 @@ class Table(Struct, frozen=True):
     """Lines below rows, by the index of the row."""
 
     keeps_all: bool = False
-    """Whether no column is left out: the user chose them, or they are all alike."""
+    """Whether all columns are kept: the user chose them, or all are equally useful."""
 
     narrower: "Table | None" = None
     """The table to print instead if this one is too wide; ``None`` if there is none."""

@@ -23,7 +23,7 @@ from msatools.render.blocks import (
 )
 from msatools.render.plain import cell_text
 
-# --- Prints legends: what was asked for with --why, or all that a report has (-v).
+# --- Prints legends: entries named by --why, or for all names in a report (-v).
 
 
 _BOUNDS = {

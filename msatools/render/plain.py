@@ -36,7 +36,7 @@ Part = Mapping[int, int]
 
 
 class TableLayout(Struct, frozen=True):
-    """The columns to show."""
+    """The columns of a table to show, and their widths."""
 
     parts: tuple[Part, ...]
     """Parts of the table, below each other; one unless all columns must be shown."""
@@ -100,7 +100,7 @@ def _by_worth(columns: Sequence[Column]) -> list[int]:
 def _widened(
     part: Sequence[int], natural: Sequence[int], least: Sequence[int], width: int
 ) -> Part:
-    """Return widths, with the spare room divided evenly among cut columns."""
+    """Return the widths of a part's columns; cut columns share the spare width."""
     room = max(width - _total(least[i] for i in part), 0)
     wanting = sorted((natural[i] - least[i], i) for i in part if natural[i] > least[i])
     widths = {i: least[i] for i in part}

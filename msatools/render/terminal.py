@@ -406,7 +406,7 @@ def breaks(text: str, width: int, further: int) -> list[tuple[int, int]]:
 
 
 def _end_of_words(text: str, fits: int) -> int:
-    """Return the index at which to break a text so that at most *fits* remain."""
+    """Return the index at which to break a text: at most *fits*, between words."""
     indent = len(text) - len(text.lstrip(" "))
     gap = text.rfind("  ", 0, fits + 1)
     if gap > max(indent, fits // 2):

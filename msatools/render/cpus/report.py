@@ -318,7 +318,7 @@ def _idle_state(cpu: Cpu) -> str:
     return name if depth is None else f"{name} ({depth})"
 
 
-# --- the foot
+# --- coverage and notes, below the report
 
 _LOSSES = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
 

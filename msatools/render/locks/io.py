@@ -38,7 +38,7 @@ from msatools.reports.units import duration, ranges, size
 
 
 REQUESTS = 8
-"""Default number of requests of one disk."""
+"""Default maximum of requests to list for one disk."""
 
 _STAGES: Mapping[Stage, str] = {
     "driver": "in the driver",

@@ -284,7 +284,7 @@ def _coverage(row: TaskRow, _: TaskContext) -> str:
     if row.breakdown is None or row.breakdown.coverage is None:
         return NOT_KEPT
     if _part(row.off_cpu_ns, row) == "0.0":
-        # There is nothing to cover.
+        # There was no time off the CPU that statistics could explain.
         return NOT_KEPT
     return f"{100 * row.breakdown.coverage:.0f}"
 

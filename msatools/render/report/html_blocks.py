@@ -208,7 +208,7 @@ def _joined(line: PageLine) -> str:
 
 # --- Legends of the page: meanings of the marks and codes that a section shows.
 #
-# They have only those entries of msatools.legends.
+# Entries of msatools.legends for other names are left out.
 
 
 def _meanings(*groups: Group) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of msa-whatis as text."""
+"""Renders the report of msa-whatis."""
 
 from collections.abc import Iterator
 

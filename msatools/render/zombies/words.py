@@ -180,8 +180,8 @@ def _relations(evidence: Evidence) -> str:
 def evidence_text(group: ZombieGroup) -> str:
     """Return the evidence in one line, with the activity of the parent's first thread.
 
-    For ``leader-exited`` it is left out: the zombie's own threads keep it, not the
-    parent's."""
+    The thread is left out for ``leader-exited``: a zombie's own threads keep it.
+    """
     evidence = group.evidence
     if not evidence.threads or group.verdict == "leader-exited":
         return evidence.text
@@ -312,7 +312,7 @@ def _cells(number: int, most: int) -> int:
 
 
 def nearest(group: ZombieGroup, limits: Sequence[Limit]) -> Cell:
-    """Return the cell for the nearest limit that a group uses up; empty if none."""
+    """Return the cell for the nearest limit that a group matters to; empty if none."""
     closest: Limit | None = None
     share = -1.0
     for limit in limits:
