@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 def read_ends(command: Command[R], path: str) -> tuple[R, R]:
     """
-    Return the first and the last report of a recording; they may be the same.
+    Return the first and last report of a recording: one object if there is just one.
 
-    :raises RecordingError: if it is damaged, or of another command
+    :raises RecordingError: if the recording is damaged, or of another command
     """
     ends: list[R] = []
     with Recording(path) as recording:
@@ -50,10 +50,11 @@ def read_ends(command: Command[R], path: str) -> tuple[R, R]:
 
 def replay(command: Command[R], path: str, args: Namespace, seen: RunResult[R]) -> None:
     """
-    Print the samples of a recording, with the selection of the arguments.
+    Print the samples of a recording, as selected by the arguments.
 
+    :param seen: Receives the last report, and whether anything was lost.
     :raises UsageError: if the arguments request data that were not recorded
-    :raises RecordingError: if it is damaged, or of another command
+    :raises RecordingError: if the recording is damaged, or of another command
     """
     if option := command.recorded.lacking(args):
         raise UsageError(f"{option}: recordings do not have it")
@@ -67,7 +68,7 @@ def replay(command: Command[R], path: str, args: Namespace, seen: RunResult[R]) 
                     command.recorded.require(sample.report, args)
                     is_there = True
                 except TargetError as error:
-                    # It may exist in another sample.
+                    # Another sample may have what the arguments name.
                     absent = error
                 if sample.report.interval_ns is None and absent is not None:
                     raise absent
@@ -121,7 +122,7 @@ _NEUTRAL = frozenset(
 
 def compared(command: Command[Any], args: Namespace) -> Answer:
     """
-    Compare two files, by the tables of the command.
+    Compare the two files of ``--diff``, row by row in the tables of the command.
 
     :raises UsageError: if the arguments select from reports that are not recordings
     :raises TargetError: if a file cannot be read, or holds no report of the command
@@ -156,8 +157,9 @@ def load_pair(
     """
     Read the last report of each of two files, or the first and last of one recording.
 
-    :param chosen: Converts a recorded report for the comparison.
-    :param load: Loads a file of JSON for the comparison.
+    :param chosen: Converts a report of a recording for the comparison.
+    :param load: Reads a file of ``--json`` for the comparison.
+    :raises UsageError: if both files are standard input
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
     before, after = files
@@ -177,7 +179,7 @@ def load_pair(
 
 
 def _refuse_choosing(command: Command[Any], args: Namespace) -> None:
-    """Refuse options that do not apply to a file of JSON."""
+    """Raise UsageError for options that select, which JSON files do not allow."""
     parser = make_parser(command, in_drgn=True)
     for option in parser._actions:
         name = option.dest
@@ -194,7 +196,7 @@ def _refuse_choosing(command: Command[Any], args: Namespace) -> None:
 _EXPLANATION_WITH = frozenset(
     (
         *("--why", "--json", "--color", "--debug", "--no-pager"),
-        # What names the target: it is given before the names are asked about.
+        # Options on the target: --why may depend on it (Command.explains_kernel).
         *("-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--sandbox"),
     )
 )
@@ -213,7 +215,7 @@ def parse_names(command: str, word: str) -> list[str]:
         raise ArgumentTypeError("this command has no legend")
     if word.lower() == ALL:
         return [each.name for group in legend for each in group.entries]
-    # Some names have a comma of their own.
+    # Some names contain a comma.
     given = [word] if find(legend, word) else word.split(",")
     for name in given:
         if not find(legend, name):
@@ -234,7 +236,7 @@ def refuse_others(parser: ArgumentParser, args: Namespace, words: Words) -> None
 
 
 def explained(command: str, names: list[str]) -> Answer:
-    """Return what the names mean that were asked for."""
+    """Return the explanations of names in the legend of a command."""
     from msatools.render.legend import why_lines
 
     entries = dict.fromkeys(_entries(command, names))
@@ -259,7 +261,7 @@ def _entries(command: str, names: list[str]) -> Iterator[tuple[Group, Entry]]:
         yield from find(legend, name)
 
 
-# --- --self-check: a command whose report is whether its numbers can be trusted.
+# --- --self-check: a command whose report shows whether numbers can be trusted.
 
 
 _SELFCHECK_WITH = frozenset(
@@ -273,9 +275,9 @@ _SELFCHECK_WITH = frozenset(
 def self_checking(
     command: Command[Any], parser: argparse.ArgumentParser
 ) -> Command[SelfCheckReport]:
-    """Return the command that checks the numbers of another.
+    """Return the command for ``--self-check``, which checks the numbers of *command*.
 
-    :param parser: The parser of the other command, whose other options are refused.
+    :param parser: The parser of *command*; most of its options are refused.
     """
 
     def start(
@@ -307,7 +309,7 @@ def self_checking(
 
 
 def checks_of(command: Command[Any]) -> "Sequence[Check]":
-    """Return the checks of a command: its own, and of how memory is read."""
+    """Return the checks of a command: its own, and those of how memory is read."""
     from msatools.selfcheck import tasks
 
     return (*command.checks(), *tasks.CHECKS)

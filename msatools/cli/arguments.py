@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The description of a command, the options of all or several, and their parser."""
+"""The description of a command, shared options, and the parser of both."""
 
 import argparse
 import contextlib
@@ -49,7 +49,7 @@ R = TypeVar("R", bound="Report")
 
 
 class argument:  # noqa: N801 -- as in drgn
-    """An argument; it is drgn's class of the same name, which is slow to import."""
+    """An argument, like drgn's class of that name, which is slow to import."""
 
     def __init__(self, *args: str, **kwargs: Any) -> None:
         self.args = args
@@ -57,7 +57,7 @@ class argument:  # noqa: N801 -- as in drgn
 
 
 class mutually_exclusive_group:  # noqa: N801
-    """Arguments that exclude each other; also drgn's."""
+    """Arguments that exclude each other, like drgn's class of that name."""
 
     def __init__(self, *arguments: argument, required: bool = False) -> None:
         self.arguments = arguments
@@ -71,38 +71,38 @@ class Answer(Struct, frozen=True, kw_only=True):
     blocks: "Iterable[Block]"
 
     incomplete: bool
-    """Whether something is missing, as :attr:`Command.problems` of a report."""
+    """Whether data are missing; like :attr:`Command.problems` for a report."""
 
 
 class Operands(Struct, frozen=True):
-    """The words that a command takes besides the target, in place of an interval.
+    """Positional arguments of a command besides the target, instead of an interval.
 
-    They are told from the target by their form alone: a file whose name looks like one
-    is named as a path, ``./NAME``.
+    They are distinguished from the target by their form alone: a file whose name has
+    the form of an operand must be named as a path, ``./NAME``.
     """
 
     name: str
     """Name in the usage line: ``ADDRESS``."""
 
     describes: Callable[[str], bool]
-    """Returns whether a word has the form of one."""
+    """Returns whether a word has the form of an operand."""
 
 
 class Excluded(Struct, frozen=True):
-    """Options that have no effect together with another: they are refused.
+    """Options that are refused together with another, because they have no effect.
 
-    Options that ask for more have their effect with ``--json`` as it is: it has that.
+    Options that add data need no rule for ``--json``: JSON shows these data, too.
     """
 
     by: str
-    """The other option, as it is written first in the help."""
+    """The other option, in its first form in the help."""
 
     options: tuple[str, ...]
     why: str
     """The reason, as the end of a sentence about the other option: "has all rows"."""
 
     in_text: bool = False
-    """Whether they have an effect in JSON, where views are added to each other."""
+    """Whether the rule is for text only: JSON has the data of all requested views."""
 
 
 def _is_incomplete(report: "Report") -> bool:
@@ -118,8 +118,7 @@ def _everything(report: R, args: argparse.Namespace) -> R:
 class Recorded(Struct, Generic[R], frozen=True, kw_only=True):
     """How the reports of a command are recorded and replayed.
 
-    A recording has complete reports, independent of the options that select parts:
-    these are applied when it is replayed.
+    A recording has complete reports; options that select parts are applied on replay.
     """
 
     model: Callable[[], type[R]]
@@ -137,11 +136,11 @@ class Recorded(Struct, Generic[R], frozen=True, kw_only=True):
     something that the arguments name."""
 
     lacks: Callable[[argparse.Namespace], Mapping[str, object]] = lambda _: {}
-    """``lacks(args)``: returns the options for data that recordings lack, each with its
-    value: false if it is not given."""
+    """``lacks(args)``: maps each option for data that recordings lack to its value,
+    which is false if the option is not given."""
 
     def lacking(self, args: argparse.Namespace) -> str | None:
-        """Return the first given option for data that recordings lack."""
+        """Return the first given option for data that recordings lack, if any."""
         given = (option for option, value in self.lacks(args).items() if value)
         return next(given, None)
 
@@ -156,17 +155,17 @@ class Command(Struct, Generic[R], frozen=True, kw_only=True):
     """Summary in less than a line."""
 
     arguments: tuple[argument | mutually_exclusive_group, ...]
-    """Its own arguments; the common ones are added."""
+    """Arguments of this command only; :func:`make_parser` adds the common ones."""
 
     examples: tuple[tuple[str, str], ...]
-    """Arguments after name and target, and what they show."""
+    """Example arguments after name and target, each with a description."""
 
     operands: Operands | None = None
-    """Words besides the target: ``args.operands``. A command with some has no
-    intervals, and its examples begin with them."""
+    """Words besides the target, parsed to ``args.operands``. A command with operands
+    has no intervals, and its examples begin with operands."""
 
     start: "Callable[[Program, Target, argparse.Namespace], Session[R]]"
-    """Starts a run; raises the errors of :mod:`msatools.errors` as a report does."""
+    """Starts a run; raises errors of :mod:`msatools.errors`, as its report() does."""
 
     blocks: "Callable[[R, argparse.Namespace], Iterable[Block]]"
     """Renders a report."""
@@ -177,15 +176,15 @@ class Command(Struct, Generic[R], frozen=True, kw_only=True):
     """Returns whether something was missing or unreadable, or a check failed."""
 
     sandboxed: bool = False
-    """Whether dumps are read in the sandbox without being asked for it, if the list of
-    system calls can be enforced."""
+    """Whether dumps are read in the sandbox by default, if the list of system calls
+    can be enforced."""
 
     excluded: tuple[Excluded, ...] = ()
-    """Options without effect, by the option that makes them so."""
+    """Options without effect together with another option."""
 
     complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
-    """``complaint(args, has_interval)``: returns why arguments contradict each other,
-    if they do; for what depends on more than which options are given."""
+    """``complaint(args, has_interval)``: returns the reason to refuse the arguments, or
+    ``None``; for contradictions that :attr:`excluded` cannot express."""
 
     keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
     """``keep(report, args)``: writes the files requested for each report; raises
@@ -195,24 +194,24 @@ class Command(Struct, Generic[R], frozen=True, kw_only=True):
     """Returns whether files are requested, which :attr:`keep` writes."""
 
     checks: "Callable[[], Sequence[Check]]" = lambda: ()
-    """Returns what ``--self-check`` compares, besides how memory is read."""
+    """Returns the command's checks for ``--self-check``; reading is checked anyway."""
 
     reads_logs: bool = False
-    """Whether its target may be a kernel's log, and ``-`` is standard input."""
+    """Whether the target may be a kernel log, with ``-`` for standard input."""
 
     explains_kernel: bool = False
-    """Whether ``--why`` looks at the target, where one is named: what the names mean
-    depends on it."""
+    """Whether ``--why`` reads the target if one is named, because the meanings depend
+    on the kernel."""
 
     compared: "tuple[DiffRows, ...]" = ()
     """Tables that ``--diff`` compares row by row."""
 
     compare: Callable[[argparse.Namespace], Answer] | None = None
-    """``compare(args)``: compares two files in a way of the command's own."""
+    """``compare(args)``: compares two files, instead of :attr:`compared`."""
 
     @property
     def offers_diff(self) -> bool:
-        """Whether the command has ``--diff``: it says what is to be compared."""
+        """Whether the command has the option ``--diff``."""
         return bool(self.compared) or self.compare is not None
 
 
@@ -337,7 +336,7 @@ def states() -> argument:
 def min_age(help: str) -> argument:
     """Return the option for the minimum time that something has lasted.
 
-    :param help: The beginning of the sentence: "only tasks that wait".
+    :param help: The beginning of the help text: "only tasks that wait".
     """
     help = f"{help} for at least so long: 30 (seconds), 500ms, 5m, 2h, 1d"
     return _option(
@@ -354,7 +353,7 @@ def columns(type: Callable[[str], Any], help: str = "") -> argument:
     """Return the option for the columns of a table.
 
     :param type: Parses the value: see :func:`msatools.cli.options.column_list`.
-    :param help: What else there is to know.
+    :param help: Text to insert after "show these columns".
     """
     help = f"show these columns{help}; all: all of them"
     return _option(
@@ -370,7 +369,7 @@ def columns(type: Callable[[str], Any], help: str = "") -> argument:
 def rows(help: str = "", default: int | None = None) -> argument:
     """Return the option for the maximum number of rows.
 
-    :param help: What has the rows: " of each list".
+    :param help: Text to insert after "rows": " of each list".
     :param default: Maximum if the option is not given; ``None`` if the view decides.
     """
     usual = "" if default is None else f" ({default})"
@@ -432,7 +431,7 @@ _DIFF = argument(
     help="compare two files that --json or --record has written, by the last report in "
     "each (of one recording named twice, the first and the last); - is standard input",
 )
-"""Commands that name the rows that ``--diff`` compares."""
+"""Only for commands with :attr:`Command.offers_diff`."""
 
 _OPTIONS: tuple[argument, ...] = (
     argument(
@@ -483,7 +482,7 @@ _OPTIONS: tuple[argument, ...] = (
 
 
 def _why(command: str) -> argument:
-    """Return the option that explains the output of a command."""
+    """Return the option ``--why`` for the legend of a command."""
 
     def names(word: str) -> list[str]:
         from msatools.cli.answers import parse_names
@@ -550,7 +549,7 @@ _ABOUT_TARGETS = frozenset(
     for option in each.args
     if option not in ("--no-pager", "--debug", "--version")
 )
-"""Options that name a target, or how it is opened."""
+"""Options that name a target, or choose how to open it."""
 
 _EXAMPLES: tuple[tuple[str, str], ...] = (
     ("5 12", "what changes, each 5 s for a minute"),
@@ -571,12 +570,12 @@ _LOG_EXAMPLES: tuple[tuple[str, str], ...] = (
 
 
 class _Parser(OptionParser):
-    """The parser of a command that has a target."""
+    """The parser of a command on one target."""
 
     takes_target = True
     operands: Operands | None = None
     not_offered: frozenset[str] = frozenset()
-    """Options of other commands that this one does not have."""
+    """Options that other commands have, but not this one."""
 
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
@@ -604,7 +603,7 @@ class _Parser(OptionParser):
     def _take_operands(self, args: argparse.Namespace, operands: Operands) -> None:
         """Move the operands from ``args.words`` to ``args.operands``.
 
-        Where an option names the target, and inside drgn, all words but paths are
+        If an option names the target, and inside drgn, all words without a ``/`` are
         operands.
         """
         words, args.words, args.operands = args.words, [], []
@@ -625,7 +624,7 @@ class _Parser(OptionParser):
     ) -> Iterator[str]:
         """Join each :class:`MaybeFile` option and its file to one word.
 
-        :param left: Receives the words after such options that are not files.
+        :param left: Receives each word after such an option that is not its file.
         """
         options = {
             option: action
@@ -649,7 +648,7 @@ class _Parser(OptionParser):
 
 
 def examples_of(command: Command[Any], *, in_drgn: bool) -> tuple[tuple[str, str], ...]:
-    """Return arguments of a command as examples, each with what it shows."""
+    """Return example arguments of a command, each with a description."""
     if command.operands is not None:
         target = "" if in_drgn else f"{_TARGET_EXAMPLES[0][0]} "
         return tuple((f"{target}{words}", what) for words, what in command.examples)
@@ -715,9 +714,9 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
 def given_options(
     parser: argparse.ArgumentParser, args: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of each option with a value other than its default.
+    """Yield each option with a value other than its default.
 
-    :return: The name in *args*, and the first way to write it.
+    :return: The name in *args*, and the first form of the option.
     """
     for action in parser._actions:
         given = getattr(args, action.dest, action.default)
@@ -733,7 +732,7 @@ _EXCLUDED = (
     Excluded("--json", ("--no-pager",), "is never paged"),
     Excluded("--diff", ("--no-redraw",), "has no samples"),
 )
-"""Those of all commands."""
+"""Rules for all commands."""
 
 
 def refuse_excluded(
@@ -741,7 +740,7 @@ def refuse_excluded(
 ) -> None:
     """Refuse options that have no effect together with others.
 
-    :raises UsageError: if there are any
+    :raises UsageError: if there are such options
     """
     given = {option for _, option in given_options(parser, args)}
     for rule in (*command.excluded, *_EXCLUDED):

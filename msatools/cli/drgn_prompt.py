@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 
 _KEPT = "msatools.reports"
-"""Key of the program's cache."""
+"""Key in ``prog.cache``: maps command names to their last reports."""
 
 _ABOUT_OUTPUT = ("--json", "--strict")
-"""Options on which a report does not depend."""
+"""Options that change the output, but not the report."""
 
 _WHAT_TO_DO = "send its authors this, and the traceback above"
 
@@ -66,13 +66,12 @@ def run_in_drgn(
 ) -> R | Document | None:
     """Run a command on drgn's program, and return its last report.
 
-    If the arguments request an answer without a target, return that.
+    ``--diff`` and ``--why`` return their document; ``--help`` returns ``None``.
 
     :param argv: Arguments after the command's name.
     :raises CommandArgumentError: for wrong usage, such as a target
-    :raises CommandError: if the report is not complete, with ``--strict``; if a file to
-        compare cannot be read, or a file cannot be written
-    :raises CommandError: for a fault of msatools, which it names
+    :raises CommandError: if the report is incomplete with ``--strict``; if a file
+        cannot be read or written; for a fault of msatools
     :raises TargetError: if the program is not a kernel, or has no types
     """
     _show_as_text(Presented)
@@ -121,7 +120,7 @@ def _run(
             run(command, prog, describe(prog), args, words, seen)
             kept.keep(seen)
     except OutputClosed:
-        # As with `| head`: the report is returned all the same.
+        # The reader, such as `| head`, has enough; the report is returned all the same.
         pass
     except UsageError as error:
         # Some arguments are wrong for this target only.
@@ -139,10 +138,10 @@ def _run(
 
 
 class _KeptReports(Generic[R]):
-    """The last report of a command, which the same command prints again.
+    """The last report of each command on a dump, to print if it is run again.
 
-    A dump does not change; a running kernel does, and its reports are not kept. Another
-    source of types makes other reports.
+    Reports of a running kernel, which changes, are not kept. A report is only used with
+    the same arguments and the same source of types.
     """
 
     def __init__(
@@ -155,14 +154,14 @@ class _KeptReports(Generic[R]):
         self._all: dict[str, tuple[Any, R]] = prog.cache.setdefault(_KEPT, {})
 
     def find(self) -> R | None:
-        """Return the report of the same arguments; ``None`` if there is none."""
+        """Return the kept report of the same arguments; ``None`` if there is none."""
         if not self._is_kept or self._name not in self._all:
             return None
         key, report = self._all[self._name]
         return report if key == self._key() else None
 
     def keep(self, seen: RunResult[R]) -> None:
-        """Keep a report that no fault of msatools cost a part of."""
+        """Keep the last report, unless a fault of msatools cost a part of it."""
         if self._is_kept and seen.last is not None and not seen.faults:
             self._all[self._name] = self._key(), seen.last
 
@@ -191,14 +190,14 @@ def _require_complete(
 
 
 def _show_as_text(kind: type) -> None:
-    """Have drgn's prompt, if there is one, show values of a class as ``str()`` does."""
+    """Make drgn's prompt, if there is one, show values of a class by ``str()``."""
     display_str = getattr(sys.modules.get("drgn.cli"), "display_str", None)
     if display_str is not None and kind not in _SHOWN_AS_TEXT:
         _SHOWN_AS_TEXT.add(display_str(kind))
 
 
 def _fit_to_terminal() -> None:
-    """Have drgn's prompt draw reports as their commands do, as wide as the terminal."""
+    """Make drgn's prompt draw reports as their commands do, fitted to the terminal."""
     original = sys.displayhook
     if original is not getattr(sys.modules.get("drgn.cli"), "_displayhook", None):
         return
@@ -209,7 +208,7 @@ def _fit_to_terminal() -> None:
             return
         from msatools.render.device import show
 
-        # By name: it stands above, as it knows all commands.
+        # Imported by name: it is a higher layer, because it knows all commands.
         presentation: Any = import_module("msatools.presentation")
         with contextlib.suppress(OutputClosed), output() as out:
             show(presentation.blocks(value), out)
@@ -218,10 +217,10 @@ def _fit_to_terminal() -> None:
     sys.displayhook = display
 
 
-# --- msa drgn and msa crash: sessions of drgn on any target that msatools opens.
+# --- msa drgn and msa crash: drgn's prompt on any target that msatools opens.
 #
-# drgn loads its plugins when the target is opened, msatools among them; so the session
-# has the commands of both. Types are loaded as by all commands.
+# drgn loads its plugins, msatools among them, when the target is opened; so the prompt
+# has the commands of both. Types are loaded as for all commands.
 
 
 SUMMARIES = {
@@ -231,10 +230,10 @@ SUMMARIES = {
 
 
 def run_session(name: str, argv: Sequence[str]) -> int:
-    """Run a session, and return its exit status.
+    """Run ``msa drgn`` or ``msa crash``, and return the exit status.
 
     :param name: A key of :data:`SUMMARIES`.
-    :param argv: Arguments after it.
+    :param argv: Arguments after the name.
     """
     command = f"msa {name}"
     try:
@@ -283,7 +282,7 @@ def _parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     named = _named(args)
     if not named and args.rest:
         target, *args.rest = args.rest
-        # A crash command has options of its own.
+        # Only for drgn: the options after a crash command belong to that command.
         if name == "drgn" and args.rest[:1] and args.rest[0].startswith("-"):
             args = parser.parse_args(args.rest, args)
         named = [target, *_named(args)]
@@ -353,7 +352,7 @@ def _globals(names: dict[str, Any]) -> dict[str, Any]:
 
 def _crash(opened: "Opened", words: list[str]) -> int:
     drgn.set_default_prog(opened.prog)
-    # As in drgn-crash.
+    # drgn-crash uses this hook, too.
     sys.displayhook = getattr(drgn.cli, "_displayhook", sys.displayhook)
     names = _globals(drgn.cli.default_globals(opened.prog))
     return _run_command(opened, " ".join(["crash", *words]), names)
@@ -363,7 +362,7 @@ def _run_command(opened: "Opened", line: str, names: dict[str, Any]) -> int:
     try:
         run_command(opened.prog, line, globals=names)
     except Exception as error:
-        # A command that is wrong says how, and one that fails why.
+        # The message of a usage error or of a failure is for the user.
         sys.stdout.flush()
         print(escape(str(error)), file=sys.stderr)
         return EXIT_TARGET

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One run of a command: what its arguments ask for, its reports, and its intervals."""
+"""One run of a command: evaluates its arguments, collects and prints reports."""
 
 import argparse
 import contextlib
@@ -73,19 +73,19 @@ def is_incomplete(report: Report) -> bool:
 
 
 NICENESS = 5
-"""Nice value of a run. A task with nice value 0 gets three times as much of a CPU that
-both need; a report still takes only seconds if all CPUs are busy."""
+"""Nice value of a run. A task of nice 0 gets three times as much of a CPU that it
+shares with the run; a report still takes only seconds if all CPUs are busy."""
 
 SECOND_NS = 10**9
 WINDOW_S = 30.0
-"""Length of the sliding window in which a run never exceeds its share of a CPU."""
+"""Length of the sliding window in which a run stays within its share of a CPU."""
 
 _MARK_S = 0.25
-"""Minimum time between two marks."""
+"""Minimum time between two kept :class:`CpuMark`."""
 
 
 class CpuMark(NamedTuple):
-    """CPU time used up to a moment."""
+    """CPU time used by the run up to a moment."""
 
     at_s: float
     """The moment, by the monotonic clock."""
@@ -102,7 +102,7 @@ def be_nice() -> None:
 def peak_bytes() -> int | None:
     """Return the peak resident memory of this process; ``None`` without /proc.
 
-    getrusage() would include the memory that its parent had at fork().
+    getrusage() would count the memory of the parent at fork(), too.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -113,7 +113,7 @@ def peak_bytes() -> int | None:
 
 
 def cpu_ns() -> int:
-    """Return the CPU time of this process and of its children that ended."""
+    """Return the CPU time of this process and its reaped children, in ns."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time_ns() + round(
         (children.ru_utime + children.ru_stime) * SECOND_NS
@@ -123,11 +123,11 @@ def cpu_ns() -> int:
 class Pace:
     """Delays the reports and samples of a run to keep it within its share of a CPU.
 
-    There are two rules. After each of them the run waits until its CPU time since the
-    start of that one is within the share: this spreads them evenly. And no window of
-    :data:`WINDOW_S` exceeds the share, if the next one costs as much as the last. If
-    one costs more than the share of a whole window, only the first rule applies, and
-    the run waits for longer than a window.
+    There are two rules. After each report and sample, the run waits until the CPU time
+    since the start of the report is within the share: this spreads the load evenly. And
+    no window of :data:`WINDOW_S` exceeds the share, if the next report costs as much as
+    the last. If a report alone costs more than the share of a whole window, only the
+    first rule applies, and the run waits for longer than a window.
 
     :param share: Maximum share of one CPU; ``None`` for no limit.
     """
@@ -174,7 +174,7 @@ class Pace:
         )
 
     def _mark(self) -> CpuMark:
-        """Return the CPU time used until now; keep it if the last mark is old."""
+        """Return the CPU time used until now; keep the mark if the last one is old."""
         now = CpuMark(time.monotonic(), cpu_ns() / SECOND_NS)
         if not self._marks or now.at_s - self._marks[-1].at_s >= _MARK_S:
             self._marks.append(now)
@@ -183,14 +183,14 @@ class Pace:
         return now
 
     def _window_opens_s(self, now: CpuMark, room_s: float) -> float:
-        """Return when the CPU time in the sliding window falls to *room_s*.
+        """Return the monotonic time at which CPU time in the window falls to *room_s*.
 
         All CPU time between two marks is assumed to be used just before the second.
         """
         first = self._marks[0]
         for mark in self._marks:
             if now.used_s - mark.used_s <= room_s:
-                # CPU time before the first mark is none, or outside of the window.
+                # There was no CPU time before the first mark, or it left the window.
                 return mark.at_s + (WINDOW_S if mark is not first else 0.0)
         return first.at_s
 
@@ -202,18 +202,18 @@ T = TypeVar("T")
 
 
 class Plan(Struct, frozen=True):
-    """Interval, number and cost of the reports."""
+    """Interval, number and maximum CPU share of the reports."""
 
     interval_s: float
     count: int | None = None
     """Number of reports; ``None`` for no limit."""
 
     share: float | None = None
-    """Maximum share of one CPU, to which reports are delayed; ``None`` for no limit."""
+    """Maximum share of one CPU, kept by delaying reports; ``None`` for no limit."""
 
 
 class Call(Protocol):
-    """Calls a collecting function, with progress and readable errors."""
+    """Calls a collecting function with a progress line; raises TargetError."""
 
     def __call__(self, collect: Callable[[Progress], T], /) -> T: ...
 
@@ -236,7 +236,7 @@ def reports(
     due_s = time.monotonic()
     given, lost = 0, 0
     while given != plan.count:
-        # A report that takes longer than the interval delays those after it.
+        # A report that takes longer than the interval delays all later reports.
         due_s = max(due_s + plan.interval_s, time.monotonic())
         samples = _Samples(session, call, pace, due_s - time.monotonic())
         try:
@@ -250,7 +250,7 @@ def reports(
             began_ns = time.monotonic_ns()
             report = samples.noted(call(session.advance))
         except MovedError:
-            # The data are wrong: start anew.
+            # Memory moved during the interval, so that its data are wrong: start anew.
             again(session.begin)
             lost += 1
             continue
@@ -269,7 +269,7 @@ def _noted(report: R, code: str, text: str) -> R:
 
 
 class _Samples:
-    """The samples within one interval: the time of the next, and the lost ones."""
+    """The samples within one interval: takes them, and counts lost samples."""
 
     def __init__(
         self, session: Session[Any], call: Call, pace: Pace, left_s: float
@@ -277,7 +277,7 @@ class _Samples:
         self._session = session
         self._call = call
         self._pace = pace
-        # There is at least one sample in each interval with room for it.
+        # The period is at most the interval: each interval has a sample, if in time.
         self._longest_s = left_s
         self._period_starts_s = time.monotonic()
         self._lost = 0
@@ -285,7 +285,7 @@ class _Samples:
         self.next_s = self._next_time()
 
     def take(self) -> None:
-        """Take a sample; one that takes longer than the period delays the next."""
+        """Take a sample; if it takes longer than the period, the next is delayed."""
         self._call(self._sample)
         elapsed = self._period_starts_s + (self._period_s or 0)
         self._period_starts_s = max(elapsed, time.monotonic())
@@ -311,9 +311,9 @@ class _Samples:
         return None if period_s is None else min(period_s, self._longest_s)
 
     def _next_time(self) -> float | None:
-        """Choose a random time in the period, by the monotonic clock.
+        """Return a random monotonic time in the period; ``None`` without samples.
 
-        At regular times, periodic work of tasks would be seen always or never.
+        Regular samples would always or never catch periodic work of tasks.
         """
         period_s = self._period_s
         if period_s is None:
@@ -326,24 +326,23 @@ class _Samples:
 
 
 _TRIES = 3
-"""Maximum number of attempts if memory is added or removed meanwhile, and if a running
-kernel changed what is read so that it cannot be right."""
+"""Maximum attempts if memory is added or removed during a collection, and if a running
+kernel changed data while they were read, so that they are inconsistent."""
 
 _SCREEN_ROWS = 10_000
-"""Maximum number of rows for a screen by default: those that it can be scrolled and
-sorted by keys among."""
+"""Default maximum of rows for the live screen, among which keys scroll and sort."""
 
 
 class RunResult(Struct, Generic[R]):
-    """The result so far, which is valid however the run ends."""
+    """The result of a run so far, which is valid however the run ends."""
 
     last: R | None = None
     incomplete: bool = False
     faults: dict[str, OwnFault] = field(default_factory=dict)
-    """Faults of msatools that cost a part of a report, by their text."""
+    """Faults of msatools that cost parts of a report, by their text."""
 
     retried: int = 0
-    """Attempts at the next report that came to nothing, as the kernel changed."""
+    """Failed attempts at the next report, because the kernel changed."""
 
 
 def run(
@@ -369,7 +368,7 @@ def run(
             try:
                 return call_once(collect)
             except TargetError as error:
-                # A running kernel may have changed them while they were read.
+                # A running kernel may have changed the data while they were read.
                 if not isinstance(error.__cause__, UNREADABLE):
                     raise
                 seen.retried += 1
@@ -416,7 +415,7 @@ def run(
 
 
 def _steady(prog: Program, target: Target) -> contextlib.AbstractContextManager[None]:
-    """Check of a running kernel that it stays the same while a report is collected."""
+    """Return a context that checks that a live target stays the same kernel."""
     if not target.live and target.kind != "qmp":
         return contextlib.nullcontext()
     from msatools.program import live
@@ -435,12 +434,12 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
             print_blocks(shown_blocks(command, report, args), out, args)
 
 
-# Imported where they are asked for: answers, legends, live_view, recording,
-# sandbox, screen and forms take 20 ms.
+# The functions below import answers, legends, live_view, recording, sandbox, screen and
+# forms only if needed: these take 20 ms.
 
 
 def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Block]:
-    """Return the blocks of a report, with -v what the names in them mean."""
+    """Return the blocks of a report, with -v followed by the meanings of its names."""
     blocks = command.blocks(report, args)
     if not args.verbose:
         return blocks
@@ -453,7 +452,7 @@ def shown_blocks(command: Command[R], report: R, args: Namespace) -> Iterable[Bl
 def recording(
     name: str, path: str | None
 ) -> contextlib.AbstractContextManager["Recorder | None"]:
-    """Begin a recording, if one was requested."""
+    """Return a context with the recorder of *path*, or ``None`` without a path."""
     if path is None:
         return contextlib.nullcontext()
     from msatools.cli.recording import Recorder
@@ -462,7 +461,7 @@ def recording(
 
 
 def _unchosen(command: Command[R], args: Namespace) -> Namespace:
-    """Return the arguments without those that select, which are applied later."""
+    """Return the arguments with defaults for those that select: recordings have all."""
     parser = make_parser(command, in_drgn=True)
     defaults = {name: parser.get_default(name) for name in command.recorded.choosing}
     return Namespace(**{**vars(args), **defaults})
@@ -496,7 +495,10 @@ def _display(command: Command[R], args: Namespace, interval_s: float) -> "Displa
 def _column_chooser(
     command: Command[R], args: Namespace
 ) -> Callable[[str], str | None] | None:
-    """Return what has a command show other columns; ``None`` if it has no ``-o``."""
+    """Return a function that sets the columns to show; ``None`` without ``-o``.
+
+    The function returns an error message, or ``None``.
+    """
     parser = make_parser(command, in_drgn=True)
     option = next((each for each in parser._actions if each.dest == "columns"), None)
     parse = None if option is None else option.type
@@ -516,7 +518,7 @@ def _column_chooser(
 
 @contextlib.contextmanager
 def _errors_of(target: Target) -> Iterator[None]:
-    """Convert what the target lacks or has damaged to :class:`TargetError`."""
+    """Convert errors about missing or damaged data to :class:`TargetError`."""
     with losses_refused(target.path, live=target.live, truncated=target.truncated):
         try:
             yield
@@ -524,11 +526,10 @@ def _errors_of(target: Target) -> Iterator[None]:
             raise damaged_types(target.path, error) from error
 
 
-# --- What the arguments of a command ask for: a report of a target, or an answer
-# without.
+# --- Executes the arguments of a command: a report of a target, or an answer without.
 #
-# This module and those that it calls do what is common to all commands: the target,
-# intervals, and whether a report is complete.
+# This module handles the parts common to all commands: the target, intervals, and
+# whether a report is complete.
 
 
 EXIT_INCOMPLETE = 3
@@ -542,8 +543,8 @@ def execute(
     parser: argparse.ArgumentParser,
     args: argparse.Namespace,
 ) -> int:
-    """Do what a shell's arguments ask for, and return the exit status."""
-    # drgn's own warnings are for its prompt; our errors have the relevant ones.
+    """Execute a command with parsed shell arguments, and return the exit status."""
+    # drgn's warnings are for its prompt; our errors include the relevant ones.
     logging.getLogger("drgn").setLevel(
         logging.WARNING if args.debug else logging.CRITICAL + 1
     )
@@ -579,10 +580,10 @@ def execute(
 
 
 def _standard_input(spec: TargetSpec) -> "LogBytes | None":
-    """Return the end of what standard input has; ``None`` if it is not the target."""
+    """Return the last part of standard input; ``None`` if it is not the target."""
     if spec.path != STDIN:
         return None
-    # Few targets are logs.
+    # Imported here, because few targets are logs.
     from msatools.program.log_text import read_end
 
     if sys.stdin is None:
@@ -595,7 +596,7 @@ def _is_confined(
 ) -> bool:
     """Return whether a command reads the target in the sandbox by default.
 
-    It does not if something is asked for that the sandbox takes away.
+    It does not if an option needs the network or writes files.
     """
     takes_more = args.debuginfod or args.record is not None or command.writes(args)
     if not command.sandboxed or spec.is_live or spec.qemu or takes_more:
@@ -664,7 +665,10 @@ def instead(
     words: Words,
     has_target: bool,
 ) -> Answer | None:
-    """Return the answer without a target, if the arguments request that."""
+    """Return the answer to ``--why`` or ``--diff``; ``None`` without them.
+
+    :param has_target: Whether a target is named, which ``--why`` may depend on.
+    """
     if args.why:
         from msatools.cli.answers import explained, refuse_others
 

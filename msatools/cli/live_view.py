@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The state of the live screen: order, filter, columns and place, as keys set them.
+"""The state of the live screen that keys set: order, filter, columns, scrolling.
 
 Nothing here reads a kernel or writes to the terminal.
 """
@@ -56,16 +56,16 @@ _SEQUENCES = {
     "\x7f": "back",
     "\x08": "back",
 }
-"""Keys by what terminals send (xterm's ctlseqs)."""
+"""Maps what terminals send (xterm's ctlseqs) to names of keys."""
 
 _LONGEST = max(map(len, _SEQUENCES))
 _FAR = 1 << 30
 
 
 def split_keys(data: str) -> Iterator[str]:
-    """Yield what was pressed, key by key, as terminals send it."""
+    """Yield the characters or escape sequence of each key in terminal input."""
     while data:
-        # The longest sequence first: Esc alone is the start of others.
+        # The longest sequence first: Esc alone is also the start of sequences.
         for length in range(min(_LONGEST, len(data)), 0, -1):
             if data[:length] in _SEQUENCES or length == 1:
                 yield data[:length]
@@ -74,10 +74,10 @@ def split_keys(data: str) -> Iterator[str]:
 
 
 class LiveView:
-    """The state of a live screen, and what it makes of a report.
+    """The state of a live screen; selects and sorts the rows of a report.
 
-    :param choose_columns: Has the command show other columns; returns why it cannot.
-        ``None`` if it has no option for them: then those of the table are chosen from.
+    :param choose_columns: Sets the columns of the command; returns an error message, or
+        ``None``. If not given, keys choose among the columns of the table.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class LiveView:
         self._headers: tuple[str, ...] = ()
         self.is_paused = False
         self.most = _FAR
-        """The farthest that there is to scroll to, once something was shown."""
+        """Maximum of :attr:`offset`, once a report was shown."""
 
         self.page = 10
-        """Lines of a screen, by which it is scrolled."""
+        """Lines that PgUp and PgDn scroll by."""
         self._reset()
 
     def _reset(self) -> None:
@@ -109,17 +109,17 @@ class LiveView:
         self.shows_help = False
 
     def sampled(self) -> None:
-        """Forget what is kept of the sample before."""
+        """Drop the cached rows of the previous sample."""
         self._rows.clear()
 
     def leave(self) -> None:
-        """Go back to the start of the report, for what stays on the terminal."""
+        """Show the report from its start, for the last print when the screen ends."""
         self.offset, self.shows_help, self._asks = 0, False, None
 
     # --- keys
 
     def press(self, key: str) -> bool:
-        """Do what a key is for; return whether it asks to quit."""
+        """Handle a key; return whether it requests to quit."""
         name = _SEQUENCES.get(key, key)
         self._complaint = ""
         if self._asks is not None:
@@ -212,7 +212,7 @@ class LiveView:
         return ", ".join(filter(None, words))
 
     def help_blocks(self) -> Iterator[Block]:
-        """Yield the keys, and what the names in the command's output mean."""
+        """Yield the help on keys, and the legend of the command's output."""
         yield line(Span("Keys", "title"))
         for key, what in KEYS:
             yield line(f"  {key:12}  {what}")
@@ -223,9 +223,9 @@ class LiveView:
             yield from legend_blocks(self._legend)
 
     def shown(self, blocks: Sequence[Block]) -> tuple[list[Block], bool]:
-        """Return a report as it is to be shown, and whether rows were scrolled.
+        """Return the blocks to show, and whether there is a table to scroll.
 
-        Sorting, filtering and scrolling are of the longest table.
+        Sorting, filtering and scrolling apply to the longest table.
         """
         tables = [block for block in blocks if isinstance(block, Table)]
         main = max(tables, key=lambda table: len(table.rows), default=None)
@@ -240,7 +240,7 @@ class LiveView:
         return [made if block is main else block for block in blocks], True
 
     def _order(self, table: Table) -> Sequence[int]:
-        """Return the rows that are shown, in their order."""
+        """Return the indexes of the rows to show, in order."""
         if not (self._sort or self._filter or self._is_reversed):
             return range(len(table.rows))
         rows = self._rows.setdefault(id(table), [*table.rows])
@@ -292,7 +292,7 @@ def _rearranged(table: Table, order: Sequence[int]) -> Table:
 
 
 class _Rows(Sequence[Sequence[Cell]]):
-    """Some rows of others, in an order of their own; each is made on access."""
+    """Rows selected and ordered by index; each is looked up on access."""
 
     def __init__(self, rows: Sequence[Sequence[Cell]], order: Sequence[int]) -> None:
         self._rows = rows

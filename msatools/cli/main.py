@@ -2,9 +2,9 @@
 
 """Execution of a command as a console script.
 
-A command is described by a :class:`Command`: its arguments, the function that starts a
-run, and the one that renders a report. Here are its exit status, signals and errors,
-and what needs no kernel, such as ``--help``; the rest is imported when it is needed.
+A :class:`Command` describes a command: its arguments, the function that starts a run,
+and the one that renders a report. This module handles exit status, signals, errors and
+options that need no kernel, such as ``--help``; it imports the rest when needed.
 """
 
 import signal
@@ -76,10 +76,10 @@ def _run(command: Command[R], argv: Sequence[str], *, debug: bool) -> int:
 
 
 def _import_helpers_singly() -> None:
-    """Have drgn import the modules of drgn.helpers.linux that are asked for, not all.
+    """Let submodules of drgn.helpers.linux be imported without executing the package.
 
-    The package imports all 39 of them and drgn's command line with them, 25 to 33 ms of
-    a first answer. It is executed once someone asks for what it collects.
+    The package imports all 39 submodules and drgn's command line, which takes 25 to
+    33 ms. It is executed when one of its attributes is first accessed.
     """
     name = "drgn.helpers.linux"
     if name in sys.modules:
@@ -88,7 +88,8 @@ def _import_helpers_singly() -> None:
     if spec is None or spec.loader is None:
         return
     package, loader = module_from_spec(spec), spec.loader
-    # Another thread waits for the whole; what is executed may ask in between.
+    # RLock: other threads wait until the package is complete, but its own code, while
+    # it is executed, may access attributes.
     lock, is_begun = RLock(), False
 
     def execute(attribute: str) -> object:
@@ -107,13 +108,13 @@ def _import_helpers_singly() -> None:
 
     package.__dict__["__getattr__"] = execute
     sys.modules[name] = package
-    # As an import does: a plugin or a script may name it in full.
+    # As an import does: a plugin or script may use the full name.
     parent, _, short = name.rpartition(".")
     setattr(sys.modules[parent], short, package)
 
 
 def failed(error: Exception, name: str, *, debug: bool) -> int:
-    """Print why a run failed, and return its exit status."""
+    """Print the reason why a run failed, and return its exit status."""
     if isinstance(error, UsageError):
         status, why = EXIT_USAGE, f"{error}; see {name} --help"
     elif is_expected(error):
@@ -131,7 +132,7 @@ def failed(error: Exception, name: str, *, debug: bool) -> int:
 
 
 def is_expected(error: Exception) -> bool:
-    """Return whether an error explains itself, and is no fault of msatools."""
+    """Return whether an error has a message for the user, not a fault of msatools."""
     from msatools.fleet.single import FleetError
     from msatools.program import TargetError
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 _NEAR = 0.75
-"""How alike an option must be to be suggested: of --colour it is --color, of --foo
-none."""
+"""Minimum similarity (difflib's ratio) of an option to suggest: --color for --colour,
+none for --foo."""
 
 
 class UsageError(Exception):
@@ -34,11 +34,11 @@ class UsageError(Exception):
 
 
 class Asked(Exception):
-    """The user requested the help or the version, the text of which is the argument."""
+    """The user requested help or version; the argument is the text to print."""
 
 
 class Help(argparse.Action):
-    # argparse's own action prints at once, and hides errors of the output.
+    # argparse's own action prints at once, and ignores output errors.
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise Asked(parser.format_help())
 
@@ -59,13 +59,13 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 _WIDTH = 80
-"""Columns of an example, at most."""
+"""Maximum width of an example, in columns."""
 
 
 def example_lines(prog: str, examples: Iterable[tuple[str, str]]) -> str:
-    """Return examples of arguments and what they do, as the end of a help text.
+    """Return examples and their descriptions, as the end of a help text.
 
-    What a long one does is in a line of its own.
+    The description of a long example is on a line of its own.
     """
     shown = [(f"  {prog} {words}".rstrip(), what) for words, what in examples]
     width = max((len(line) for line, what in shown if _fits(line, what)), default=0)
@@ -95,7 +95,7 @@ class OptionParser(argparse.ArgumentParser):
         return parsed
 
     def _unknown(self, words: Sequence[str]) -> str:
-        """Return the message about arguments that are not known."""
+        """Return the message about unknown arguments, with a suggestion if possible."""
         from difflib import get_close_matches
 
         message = f"unrecognized arguments: {' '.join(words)}"
@@ -119,14 +119,14 @@ _PICTURES = (
     *(".avif", ".bmp", ".dot", ".eps", ".gif", ".htm", ".html", ".jpeg", ".jpg"),
     *(".pdf", ".pgm", ".png", ".ppm", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp"),
 )
-"""Suffixes of files that are not dumps."""
+"""Suffixes of files that are not dumps but pictures or pages."""
 
 
 class MaybeFile(argparse.Action):
     """An option with an optional file, which is recognized by its suffix.
 
-    Another word after the option is a positional argument. It is refused if it has the
-    suffix of another kind of picture, or if there is another target.
+    Any other word after the option is a positional argument. It is refused if it has
+    the suffix of another kind of picture, or if there is another target.
     """
 
     def __init__(self, endings: Sequence[str], **kwargs: Any) -> None:
@@ -148,7 +148,7 @@ class MaybeFile(argparse.Action):
         return word.lower().endswith(self.endings)
 
     def may_name_file(self, word: str) -> bool:
-        """Return whether a word is meant as a file, perhaps of the wrong kind."""
+        """Return whether a word names a file or a picture of a kind not supported."""
         return self.names_file(word) or word.lower().endswith(_PICTURES)
 
     def refusal(self, word: str) -> str:
@@ -160,7 +160,7 @@ class MaybeFile(argparse.Action):
 
 
 _MAX_INTERVAL_S = 1e8
-"""Maximum interval, three years: below the limits of the system's clocks."""
+"""Maximum interval: three years, below the limits of the system's timers."""
 
 _NUMBER = re.compile(
     r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE
@@ -204,7 +204,7 @@ def parse_words(words: Iterable[str]) -> Words:
 
 
 def is_number(word: str) -> bool:
-    """Return whether a word is an interval or a count, or is meant as one."""
+    """Return whether a word is a number, even one invalid as interval or count."""
     return _NUMBER.fullmatch(word) is not None
 
 
@@ -233,7 +233,7 @@ ALL = "all"
 _ALL_ROWS = sys.maxsize
 
 _CONTAINER_ID = re.compile("[0-9a-f]{12,64}")
-"""Engines show 12 digits of 64."""
+"""Container engines show 12 of 64 digits."""
 
 _USER_NAME = re.compile(r"[^\s:,\x00-\x1f\x7f]+")
 _SIZE = re.compile(r"([0-9]{1,15})\s*([KMGT])(?:i?B)?", re.IGNORECASE)
@@ -257,11 +257,11 @@ def name_list(word: str) -> list[str]:
 
 
 class UnknownName(argparse.ArgumentTypeError):
-    """A name is none of those that an option takes."""
+    """A name is not one of those that an option accepts."""
 
     def __init__(self, name: str, known: Iterable[str], kind: str) -> None:
         self.known = tuple(known)
-        """All names, which completion offers."""
+        """All valid names, which completion offers."""
 
         super().__init__(
             f"unknown {kind} {name!r}; choose from {', '.join(self.known)}"
@@ -273,7 +273,7 @@ def known_names(names: Iterable[str], known: Collection[str], kind: str) -> list
     Return *names* as a list, if all of them are known.
 
     :param kind: Kind of the names: "column".
-    :raises UnknownName: if one is not known
+    :raises UnknownName: if a name is not known
     """
     given = list(names)
     for name in given:
@@ -307,7 +307,7 @@ def column_list(word: str, known: Collection[str]) -> tuple[str, ...]:
     """
     Parse names of columns in any case, or ``all`` for all of them.
 
-    :param known: All columns, as they are called.
+    :param known: Names of all columns.
     :raises UnknownName: if one is not known
     """
     if word.lower() == ALL:
@@ -352,7 +352,7 @@ def cgroup_list(word: str) -> tuple[str, ...]:
 
 def container_list(word: str) -> tuple[str, ...]:
     """
-    Parse IDs of containers, or their first 12 digits or more.
+    Parse ``ID,ID``: IDs of containers, or at least their first 12 digits.
 
     :raises argparse.ArgumentTypeError: if it is malformed
     """
@@ -449,15 +449,15 @@ def _number(word: str) -> int:
     return int(word)
 
 
-# --- Arguments about the target: what they name, and what has no effect on it.
+# --- Arguments about the target: the target they name, and options to refuse.
 
 
 _OF_MEMORY = (("kernel_number", "--kernel"), ("vmcoreinfo", "--vmcoreinfo"))
-"""Arguments about a file with memory and no note, and their options."""
+"""Arguments for memory files without VMCOREINFO, and the options that set them."""
 
 
 def target_path(args: argparse.Namespace, words: Words) -> str | None:
-    """Return the file that is the only target; ``None`` if there is no such file."""
+    """Return the path that is the only target; ``None`` if there is another or none."""
     path = words.target if words.target is not None else args.core
     return path if named_targets(args) == [path] else None
 
@@ -476,7 +476,7 @@ _START = f'{{"format":"{RECORDING}/'.encode()
 
 
 def is_recording(path: str) -> bool:
-    """Return whether a file begins as a recording does."""
+    """Return whether a file begins like a recording; false if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             # Opening a FIFO would wait for a writer.
@@ -484,7 +484,7 @@ def is_recording(path: str) -> bool:
         with open(path, "rb") as file:
             data = file.read(MAX_HEADER)
     except (OSError, ValueError):
-        # Opening it as a dump will report the error.
+        # Opening the file as a dump will report the error.
         return False
     if not data.startswith(_GZIP):
         return False
@@ -495,7 +495,7 @@ def is_recording(path: str) -> bool:
 
 
 def textfile_complaint(args: argparse.Namespace) -> str | None:
-    """Return why metrics cannot be written with the other arguments, if so."""
+    """Return the reason to refuse ``--textfile`` with the other arguments, if any."""
     # Inside drgn there is no sandbox.
     if args.textfile is not None and getattr(args, "sandbox", False):
         return "--textfile: no file is written with --sandbox"
@@ -505,7 +505,7 @@ def textfile_complaint(args: argparse.Namespace) -> str | None:
 def target_spec(args: argparse.Namespace, words: Words) -> "TargetSpec":
     """Return the target that a shell's arguments name.
 
-    :raises UsageError: if they name two, or one that contradicts other arguments
+    :raises UsageError: if two targets are named, or options contradict the target
     """
     from msatools.program import TargetSpec
 
@@ -549,7 +549,7 @@ def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
 def refuse_in_sandbox(
     args: argparse.Namespace, parser: argparse.ArgumentParser, *, is_live: bool
 ) -> None:
-    """Refuse what a sandbox takes away, with ``--sandbox``.
+    """Refuse options that ``--sandbox`` makes impossible, and live targets.
 
     :raises UsageError: if there is any
     """

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 _MAX_LINKS = 40
-"""As in the kernel: MAXSYMLINKS."""
+"""Maximum symbolic links to follow, as in the kernel (MAXSYMLINKS)."""
 
 _FAILING = ("strict", "surrogateescape")
-"""Error handlers of Python's standard output, of which the second is for the locale C:
-they raise an exception for a character that the encoding lacks."""
+"""Error handlers of Python's standard output (the second in locale C) that raise an
+exception for a character that the encoding lacks."""
 
 
 class OutputError(Exception):
@@ -81,7 +81,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def device(args: "Namespace", out: TextIO) -> "Device":
-    """Return what a stream writes to, as the common options want it."""
+    """Return the device of a stream, with the options ``--color`` and ``-v``."""
     from msatools.render.device import device_of
 
     return device_of(out, args.color, full=args.verbose)
@@ -102,10 +102,10 @@ def print_blocks(blocks: "Iterable[Block]", out: TextIO, args: "Namespace") -> N
 
 
 class StatusLine:
-    """A line on a terminal that is written anew, and erased in the end.
+    """A line on a terminal that is rewritten, and erased in the end.
 
-    Of rich it has the bar. rich's own display hides the cursor, and moves it: in the
-    sandbox neither is allowed, and a process that is killed leaves it hidden.
+    Only the bar is rich's. rich's own display hides and moves the cursor: the sandbox
+    allows neither, and a killed process would leave the cursor hidden.
 
     :param out: Nothing is written if it is not a terminal.
     """
@@ -115,7 +115,7 @@ class StatusLine:
         self._drawing: Drawing | None = None
 
     def write(self, words: str, done: int, total: int, after: str = "") -> None:
-        """Write words, and behind them a bar of how much is done."""
+        """Write words, a progress bar, and the text *after*."""
         if self._out is None:
             return
         if self._drawing is None:
@@ -126,11 +126,11 @@ class StatusLine:
         self._put(f"\r{words} {self._drawing.bar(done, total)}{after}\x1b[K")
 
     def add(self, line: str) -> None:
-        """Write a line that stays, above this one."""
+        """Write a permanent line above the status line."""
         self._put(f"\r{line}\x1b[K\n")
 
     def erase(self) -> None:
-        """Erase what was written, if anything was."""
+        """Erase the line, if it was written."""
         if self._drawing is not None:
             self._put("\r\x1b[K")
 
@@ -141,7 +141,7 @@ class StatusLine:
 
 
 class ProgressLine:
-    """The progress of a long collection on a terminal, erased in the end."""
+    """A status line on the progress of a collection, after a second of waiting."""
 
     _PATIENCE_S = 1.0
     _REDRAW_S = 0.1
@@ -207,9 +207,9 @@ def replace_file(path: str, data: bytes) -> None:
 
 
 def _followed(path: str) -> Path:
-    """Return the file that a path leads to by this user's own symbolic links.
+    """Return the path, with symbolic links of this user followed.
 
-    In a directory for all, such as /tmp, anyone can place a link to another file.
+    In a shared directory, such as /tmp, anyone can place a link to another file.
 
     :raises OutputError: if a link belongs to another user, or there are too many
     """
@@ -225,7 +225,7 @@ def _followed(path: str) -> Path:
 
 
 def _mode_to_keep(target: Path) -> int | None:
-    """Return the mode of a file of this user; ``None`` if there is no such file."""
+    """Return the mode of a file that this user owns; ``None`` for any other."""
     try:
         status = target.lstat()
     except FileNotFoundError:
@@ -246,8 +246,8 @@ class Stopped(BaseException):
 
 
 _PATIENCE_S = 10.0
-"""Maximum time that a signal waits for the end of :func:`whole`: a sample of 20,000
-tasks takes a second to print, and its reader may be blocked."""
+"""Maximum delay of a signal by :func:`whole`: printing a sample of 20,000 tasks takes a
+second, and the reader of the output may be blocked."""
 
 
 _AGAIN_S = 0.02
@@ -255,7 +255,7 @@ _AGAIN_S = 0.02
 
 
 class _State:
-    """The signals received so far, and whether they have to wait."""
+    """The signals received so far, and whether :func:`whole` delays them."""
 
     came: ClassVar[list[int]] = []
     has_to_wait = False
@@ -265,8 +265,8 @@ class _State:
 def stop_on_signals() -> Iterator[list[int]]:
     """Raise :class:`Stopped` at a signal, and yield the list of received signals.
 
-    drgn swallows exceptions while it calls plugins: so the signal is kept in the list,
-    and raised again a little later.
+    drgn swallows exceptions raised while it calls plugins: so the signal is kept in the
+    list, and Stopped is raised again a little later.
     """
     came = _State.came = []
     hook = sys.unraisablehook
@@ -322,7 +322,7 @@ def whole() -> Iterator[None]:
 
 
 def stop_if_told() -> None:
-    """Raise :class:`Stopped` if a signal was received, even if it was swallowed."""
+    """Raise :class:`Stopped` if a signal was received, even if drgn swallowed it."""
     if _State.came:
         raise Stopped(_State.came[0])
 
@@ -331,7 +331,7 @@ def stop_if_told() -> None:
 def told_first() -> Iterator[None]:
     """Raise :class:`Stopped` if a library converted it to another exception.
 
-    numpy does so if a signal arrives while it compares types.
+    numpy converts it if a signal arrives while numpy compares types.
     """
     try:
         yield
@@ -341,7 +341,7 @@ def told_first() -> Iterator[None]:
 
 
 def end_by(number: int) -> int:
-    """End the process by a signal, so that its parent sees it."""
+    """End the process by a signal, so that the parent sees the signal."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     # Reached only if the signal is blocked: then the status that a shell would use.

@@ -25,15 +25,14 @@ from msatools.reports import forms
 
 # --- --textfile: gauges for the textfile collector of node_exporter.
 #
-# Each file is replaced by a rename, as node_exporter may read it at any time. Only
-# gauges in base units, and labels with few values: what a report has names of goes into
-# reports.
+# Each file is replaced by a rename, as node_exporter may read it at any time. There are
+# only gauges in base units, with labels of few values: no names of tasks or files.
 
 
 def check_textfile(path: str) -> None:
-    """Check that metrics can be made and written, before anything is read.
+    """Check that metrics can be made and written, before the target is read.
 
-    :raises OutputError: if they cannot
+    :raises OutputError: if the path or its suffix is bad, or prometheus_client missing
     """
     if not path.endswith(".prom"):
         raise OutputError(
@@ -48,9 +47,9 @@ def check_textfile(path: str) -> None:
 
 
 def write_textfile(path: str, gauges: Iterable[Gauge]) -> None:
-    """Write gauges to a file.
+    """Replace a file by gauges in Prometheus's text format.
 
-    :raises OutputError: if it cannot be written
+    :raises OutputError: if the file cannot be written
     """
     replace_file(path, exposition(gauges))
 
@@ -75,7 +74,7 @@ def exposition(gauges: Iterable[Gauge]) -> bytes:
 # compressed separately, as a member of a gzip file, and written at once: the complete
 # lines of a truncated file can be read. zcat shows the file.
 #
-# A file that is read is not trusted.
+# The contents of a file are not trusted when it is read.
 
 
 FORMAT = f"{RECORDING}/1"
@@ -92,7 +91,7 @@ _MAX_LINE = 1 << 30
 """Maximum size of an uncompressed line; a report of a million tasks is smaller."""
 
 _FORMER_KEYS = re.compile(rb'"(?:task_class|sched_class|class_name)":')
-"""Keys in older recordings, which had the names of fields in place of --json's keys."""
+"""Keys in older recordings, which used field names instead of ``--json``'s keys."""
 
 
 class RecordingError(TargetError):
@@ -107,7 +106,7 @@ class Header(Struct, frozen=True, kw_only=True):
     """Name of the command, as in ``msa-NAME``."""
 
     version: str
-    """Version of msatools that wrote it."""
+    """Version of msatools that wrote the file."""
 
 
 class RecordedSample(Struct, frozen=True):
@@ -117,7 +116,7 @@ class RecordedSample(Struct, frozen=True):
     """Seconds since 1970, by the clock of the recording machine."""
 
     report: Any
-    """Report of the command's model."""
+    """The report, of the class :attr:`Recorded.model` of the command."""
 
 
 class Recorder:
@@ -157,9 +156,9 @@ class Recorder:
 
     def add(self, report: object) -> None:
         """
-        Write a sample.
+        Write a report as the next sample.
 
-        :raises OutputError: if it cannot be written
+        :raises OutputError: if the sample cannot be written
         """
         try:
             if self._is_empty:
@@ -181,9 +180,9 @@ class Recorder:
 
 
 class Recording:
-    """A recording that is read from its beginning.
+    """Reads a recording from its beginning.
 
-    :raises RecordingError: if it cannot be read, or is not a recording
+    :raises RecordingError: if the file cannot be read, or is not a recording
     """
 
     def __init__(self, path: str) -> None:
@@ -205,10 +204,10 @@ class Recording:
 
     def samples(self, model: type[Any]) -> Iterator[RecordedSample]:
         """
-        Yield the samples in their order.
+        Yield the samples in order.
 
         :param model: Class of the reports.
-        :raises RecordingError: if one is damaged, or there is none
+        :raises RecordingError: if a sample is damaged, or there is none
         """
         sample_type = _sample_type(model)
         for line in self._lines:
@@ -225,7 +224,7 @@ class Recording:
 
     @property
     def cut(self) -> str | None:
-        """The message if the file is truncated, known once all samples were read."""
+        """A message if the file is truncated, or ``None``; known after all samples."""
         if not self._is_cut:
             return None
         many = "sample" if self._count == 1 else "samples"
@@ -233,7 +232,7 @@ class Recording:
 
     @contextlib.contextmanager
     def damaged(self) -> Iterator[None]:
-        """Convert what is found to be inconsistent to :class:`RecordingError`."""
+        """Convert :class:`DamagedDataError` to :class:`RecordingError`."""
         try:
             yield
         except DamagedDataError as error:

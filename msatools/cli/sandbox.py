@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-``--sandbox``: a dump is read in a child process that can do little besides.
+``--sandbox``: a dump is read in a child process with few permissions.
 
-A dump is data of someone else, and the libraries that read it are written in C. The
-child may read files, use memory and write what it prints into a pipe: no new
-privileges, no network, no files written, no programs or processes started. Its memory
-and its time are bounded. The parent reads no part of the dump; it passes on what the
-child prints, without control characters.
+A dump may be hostile data, and the libraries that read it are written in C. The child
+may read files, use memory and write its output into a pipe: no new privileges, no
+network, no files written, no programs or processes started. Its memory and its time are
+bounded. The parent reads no part of the dump; it passes on the child's output, with
+control characters escaped.
 
-The list of system calls is enforced by libseccomp. Without its Python binding only the
-limits hold, which the parent says.
+libseccomp enforces the list of system calls. Without its Python binding only the
+resource limits hold, and the parent prints a warning.
 """
 
 import codecs
@@ -37,18 +37,18 @@ from msatools.program.model import DamagedDumpError
 from msatools.render.device import terminal_size
 
 MEMORY_BYTES = 4 << 30
-"""Private memory of the child."""
+"""Maximum private memory of the child."""
 
 SECONDS = 600
-"""Time until the child is killed, both of its CPU and of the clock."""
+"""Maximum CPU time, and maximum wall-clock time, of the child."""
 
 _POLL_S = 0.2
 _CHUNK = 1 << 16
 _MOST_KEPT = 1 << 24
-"""Characters that are kept for a pager: the child must not fill our memory."""
+"""Maximum characters to keep for a pager: the child must not fill our memory."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-"""<linux/prctl.h>."""
+"""Options of prctl(2), from <linux/prctl.h>."""
 
 _READS = (
     *("read", "pread64", "readv", "preadv", "preadv2", "lseek", "close", "fadvise64"),
@@ -66,22 +66,22 @@ _ITSELF = (
     *("set_robust_list", "getrandom", "uname", "sysinfo", "times", "getrusage"),
     *("write", "writev", "exit", "exit_group"),
 )
-"""System calls that are allowed with any arguments."""
+"""System calls of the three lists are allowed with any arguments."""
 
 _TERMINAL = (0x5401, 0x5413, 0x5450, 0x5451)
-"""TCGETS, TIOCGWINSZ, FIONCLEX and FIOCLEX: what ioctl(2) may do."""
+"""Allowed requests of ioctl(2): TCGETS, TIOCGWINSZ, FIONCLEX and FIOCLEX."""
 
 _OF_DESCRIPTORS = (
     *(fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC),
     *(fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL),
 )
-"""What fcntl(2) may do: not choose a process that a pipe sends signals to."""
+"""Allowed commands of fcntl(2): not F_SETOWN, by which a pipe sends signals."""
 
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000
-"""Flags of open(2) that have to be clear; the last one is __O_TMPFILE."""
+"""Flags of open(2) that must be clear; the last one is __O_TMPFILE."""
 
 _CLONE_THREAD = 0x10000
-"""<linux/sched.h>."""
+"""Flag of clone(2), from <linux/sched.h>."""
 
 _CONTROL = re.compile(
     "\x1b(?!\\[[0-9;]*[mK])|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
@@ -91,11 +91,11 @@ _PART_OF_A_CODE = re.compile("\x1b[\\[0-9;]{0,16}$")
 
 
 _locked: list[int] = []
-"""PID of this process once it is locked down, which is for good."""
+"""PIDs of processes that were locked down, which cannot be undone."""
 
 
 def is_locked_down() -> bool:
-    """Return whether this process is in the sandbox already."""
+    """Return whether this process has been locked down."""
     return os.getpid() in _locked
 
 
@@ -104,7 +104,7 @@ class _Late(Exception):
 
 
 def binding() -> ModuleType | None:
-    """Return libseccomp's Python binding: its own, or the same one by ctypes."""
+    """Return a Python binding of libseccomp: its own, or pyseccomp; or ``None``."""
     for name in ("seccomp", "pyseccomp"):
         # pyseccomp raises RuntimeError if it does not find the library.
         with suppress(ImportError, OSError, RuntimeError):
@@ -118,10 +118,10 @@ def in_sandbox(
     """
     Do *work* in a sandbox, and return its exit status.
 
-    :param name: The command, for messages.
-    :param path: The dump.
+    :param name: Name of the command, for messages.
+    :param path: Path of the dump.
     :param work: Prints to the standard streams; returns the exit status.
-    :param is_paged: Whether a pager may show what it prints on a terminal.
+    :param is_paged: Whether a pager may show the output on a terminal.
     :raises DamagedDumpError: if the child crashed, or took too much time or memory
     """
     seccomp = binding()
@@ -156,7 +156,7 @@ def _killed(pid: int) -> tuple[int, int]:
 
 
 def _is_pageable(out: TextIO | None) -> bool:
-    """Return whether a pager can show what is printed."""
+    """Return whether a pager can show output on a stream."""
     if out is None or not is_terminal(out):
         return False
     from msatools.cli.screen import is_usable
@@ -167,8 +167,8 @@ def _is_pageable(out: TextIO | None) -> bool:
 def _pass_on(out: int, err: int, end_s: float, is_paged: bool) -> None:
     """Print what the child prints, until it closes its pipes.
 
-    :param is_paged: Whether to keep it until then, and show it by a pager.
-    :raises _Late: if the child takes until *end_s* of the monotonic clock
+    :param is_paged: Whether to keep the output until then, and show it by a pager.
+    :raises _Late: if the child is not done at *end_s* of the monotonic clock
     """
     decoders = {
         number: codecs.getincrementaldecoder("utf-8")("backslashreplace")
@@ -187,7 +187,7 @@ def _pass_on(out: int, err: int, end_s: float, is_paged: bool) -> None:
             for key, _ in selector.select(_POLL_S):
                 data = os.read(key.fd, _CHUNK)
                 text = left[key.fd] + decoders[key.fd].decode(data, not data)
-                # The end of a code may come with the next bytes.
+                # The end of an escape code may come with the next bytes.
                 cut = _PART_OF_A_CODE.search(text) if data else None
                 end = cut.start() if cut else len(text)
                 left[key.fd] = text[end:]
@@ -200,7 +200,7 @@ def _pass_on(out: int, err: int, end_s: float, is_paged: bool) -> None:
             if time.monotonic() > end_s:
                 raise _Late
             if kept.tell() > _MOST_KEPT:
-                # No report is so long: it goes on as it comes.
+                # No report is so long: print the rest as it comes, without a pager.
                 stdout.write(kept.getvalue())
                 kept, streams[out] = io.StringIO(), stdout
         if kept.tell():
@@ -265,7 +265,7 @@ def _child(
 
 
 def _close_files_to_write() -> None:
-    """Close what the process that started the command has left open for it."""
+    """Close inherited descriptors that can be written to, other than 0 to 2."""
     for number in map(int, os.listdir("/proc/self/fd")):
         # The listing itself is closed by now.
         with suppress(OSError):
@@ -275,7 +275,7 @@ def _close_files_to_write() -> None:
 
 
 class _Pipe(io.TextIOWrapper):
-    """A pipe that is written to as the parent's stream would be."""
+    """A text stream on a pipe, whose isatty() is that of the parent's stream."""
 
     def __init__(self, number: int, is_terminal: bool) -> None:
         pipe = open(number, "wb", closefd=False)  # noqa: SIM115
@@ -291,25 +291,25 @@ def lock_down(
     memory_bytes: int | None = None,
     seconds: int | None = None,
 ) -> None:
-    """Drop what reading a dump does not need, for good.
+    """Drop permissions that reading a dump does not need; this cannot be undone.
 
-    :param memory_bytes: Private memory of the process, besides what it has already:
-        one that is forked from a large one has much. :data:`MEMORY_BYTES` if it is not
-        given.
-    :param seconds: Its CPU time; :data:`SECONDS` if it is not given.
+    :param memory_bytes: Maximum private memory in addition to the present amount, which
+        is large after a fork of a large process; default :data:`MEMORY_BYTES`.
+    :param seconds: Maximum CPU time of the process; default :data:`SECONDS`.
     """
     limits = {
         resource.RLIMIT_DATA: _data_bytes()
         + (MEMORY_BYTES if memory_bytes is None else memory_bytes),
         resource.RLIMIT_CPU: SECONDS if seconds is None else seconds,
         resource.RLIMIT_CORE: 0,
-        # Pipes are no files.
+        # Pipes, where the output goes, are not subject to this limit.
         resource.RLIMIT_FSIZE: 0,
     }
     for limit, most in limits.items():
         _, hard = resource.getrlimit(limit)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # At its hard limit of CPU time a process gets SIGKILL, which does not say why.
+        # At the soft limit of CPU time a process gets SIGXCPU, at the hard one SIGKILL,
+        # which does not show the reason.
         is_time = limit == resource.RLIMIT_CPU and most != hard
         resource.setrlimit(limit, (most, most + 1 if is_time else most))
     for option, value in (
@@ -339,7 +339,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _filter(seccomp: ModuleType) -> None:
-    """Have all system calls fail but those that are listed."""
+    """Make all system calls but the listed ones fail with EPERM."""
     allowed = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
 
     def allow(name: str, *arguments: object) -> None:
@@ -354,10 +354,10 @@ def _filter(seccomp: ModuleType) -> None:
     for name, requests in (("ioctl", _TERMINAL), ("fcntl", _OF_DESCRIPTORS)):
         for request in requests:
             allow(name, seccomp.Arg(1, seccomp.EQ, request))
-    # Limits can be read.
+    # Limits can be read, but not set: the third argument, new_limit, is NULL.
     allow("prlimit64", seccomp.Arg(2, seccomp.EQ, 0))
     thread = (_CLONE_THREAD, _CLONE_THREAD)
     allow("clone", seccomp.Arg(0, seccomp.MASKED_EQ, *thread))
-    # The flags of the newer call are behind a pointer; libraries know both.
+    # A filter cannot see clone3's flags, behind a pointer; glibc falls back to clone.
     allowed.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     allowed.load()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from msatools.cli.live_view import LiveView
     from msatools.render.terminal import Drawing, Row
 
-# --- A pager for what is longer than the screen, as git has one.
+# --- A pager for output longer than the screen, as in git.
 
 
 _LESS = "FRX"
@@ -44,14 +44,14 @@ leave the screen as it is (X)."""
 
 _NO_PAGER = ("", "cat")
 _NOT_FOUND = (126, 127)
-"""Exit statuses of a shell that could not run a program (sh(1))."""
+"""Exit statuses of a shell if it cannot run a program (sh(1))."""
 
 _PATIENCE_S = 2.0
-"""Time that a pager has to end after SIGTERM."""
+"""Maximum time to wait for a pager to end after SIGTERM."""
 
 
 def show_paged(blocks: Iterable[Block], out: TextIO, device: Device) -> None:
-    """Print the blocks of one report, with a pager where it is usable and needed."""
+    """Print the blocks of one report, by a pager if it is usable and needed."""
     if not is_usable(out):
         show(blocks, out, device)
         return
@@ -61,19 +61,19 @@ def show_paged(blocks: Iterable[Block], out: TextIO, device: Device) -> None:
 
 
 def is_usable(out: TextIO) -> bool:
-    """Return whether a stream is a terminal with this process in its foreground."""
+    """Return whether a pager can be used on a stream: a terminal in our control."""
     from msatools.cli.sandbox import is_locked_down
 
     if not is_terminal(out) or os.environ.get("TERM", "dumb") == "dumb":
         return False
-    # In the sandbox the parent has the terminal, and pages.
+    # In the sandbox, the parent has the terminal and starts the pager.
     return not is_locked_down() and is_in_front(out) and bool(_command())
 
 
 def page(text: str, out: TextIO) -> None:
     """Print a text, by a pager if it has more lines than the screen.
 
-    Ctrl-C is the pager's, and one that ends before the text does is quiet.
+    Ctrl-C goes to the pager; no error is raised if the pager quits early.
     """
     command = _command()
     # The prompt takes a line.
@@ -86,7 +86,7 @@ def page(text: str, out: TextIO) -> None:
 
 
 def _command() -> str | None:
-    """Return the pager as a line for the shell; ``None`` if there is none."""
+    """Return the shell command line of the pager; ``None`` if there is none."""
     for name in ("MSA_PAGER", "PAGER"):
         if (wanted := os.environ.get(name)) is not None:
             return None if wanted.strip() in _NO_PAGER else wanted
@@ -94,12 +94,12 @@ def _command() -> str | None:
 
 
 def _run(command: str, text: str) -> bool:
-    """Show a text by a pager; return whether it could be run."""
+    """Show a text by a pager; return whether the pager could be run."""
     modes = None
     with suppress(OSError, ValueError, termios.error):
         modes = termios.tcgetattr(sys.stdout.fileno())
     environ = {"LESS": _LESS, "LV": "-c", **os.environ}
-    # What is ignored is so in the program, too; a handler is not.
+    # The pager would inherit SIG_IGN, but not a handler.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         with subprocess.Popen(
@@ -107,7 +107,7 @@ def _run(command: str, text: str) -> bool:
         ) as process:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             with _ended_with_us(process, modes):
-                # It may end before it has read everything.
+                # communicate() ignores EPIPE: the pager may quit early.
                 process.communicate(text.encode(encoding, "backslashreplace"))
             status = process.returncode
     finally:
@@ -121,14 +121,14 @@ def _ended_with_us(
 ) -> Iterator[None]:
     """End the pager if a signal ends us, and restore the terminal's modes.
 
-    A pager that has the keyboard would go on, and share it with the shell.
+    Otherwise the pager would go on, and read the keyboard along with the shell.
 
     :param modes: The modes before the pager began; ``None`` if unknown.
     """
     try:
         yield
     except BaseException:
-        # The shell passes no signal on, and ends when what it has started does.
+        # The shell passes no signal on, but ends when its children have ended.
         _send([*_descendants(process.pid)] or [process.pid], signal.SIGTERM)
         assert process.stdin is not None
         with suppress(OSError):
@@ -144,7 +144,7 @@ def _ended_with_us(
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Yield the processes that a process has started, and those that they have."""
+    """Yield the PIDs of the children of a process, and of their descendants."""
     with suppress(OSError):
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             children = [int(word) for word in file.read().split()]
@@ -175,10 +175,10 @@ def is_in_front(stream: TextIO | None) -> bool:
 
 
 _MOST_KEYS = 256
-"""Bytes of keys to read at once."""
+"""Maximum bytes of keys to read at once."""
 
 _MAX_WAIT_S = 1.0
-"""Maximum time of one wait: a signal just before it does not interrupt it."""
+"""Maximum time of one wait: a signal just before the wait does not interrupt it."""
 
 
 class Keys:
@@ -190,7 +190,7 @@ class Keys:
 
     def take(self) -> None:
         """Switch the terminal to receive each key as it is pressed."""
-        # The reader of a pipe, such as less, may read the keys itself.
+        # If the output is a pipe, its reader, such as less, may read the keys itself.
         if is_terminal(sys.stdout) and is_in_front(sys.stdin):
             self._fd = sys.stdin.fileno()
             with contextlib.suppress(termios.error):
@@ -222,8 +222,8 @@ class Keys:
     def pressed_before(self, due_s: float) -> str | None:
         """Wait for a key until a time of the monotonic clock.
 
-        :return: What the terminal sends for it; empty at its end; ``None`` if none was
-            pressed.
+        :return: The characters of the key; empty at the end of input; ``None`` if no
+            key was pressed.
         """
         while not self._pressed:
             left_s = due_s - time.monotonic()
@@ -256,7 +256,7 @@ def can_redraw() -> bool:
 
 
 class Display(ABC, Generic[R]):
-    """Shows samples, and waits for the next."""
+    """Shows samples, and waits until the next is due or the user quits."""
 
     def __init__(self) -> None:
         self._keys = Keys()
@@ -319,7 +319,7 @@ class Screen(Display[R]):
     sample.
 
     :param first: Text to show until there is a sample.
-    :param view: What keys change.
+    :param view: The state that keys change: order, filter, columns, scrolling.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class Screen(Display[R]):
         self._view = view
         self._report: R | None = None
         self._newest: R | None = None
-        """A sample that came while the screen is paused."""
+        """The newest sample not shown yet, because the screen is paused."""
 
         self._shown: list[Block] = []
         self._words = first
@@ -417,7 +417,7 @@ class Screen(Display[R]):
     def _drawing(self, width: int) -> "Drawing":
         from msatools.render.terminal import Drawing
 
-        # It is drawn each second, and at each key: a table by rich takes 30 ms.
+        # No tables by rich, which take 30 ms: the screen is drawn at each key.
         return Drawing(replace(self._look(sys.stdout), width=width), most_drawn=0)
 
     def _lines(self, drawing: "Drawing", height: int) -> "list[Row]":
@@ -438,13 +438,13 @@ class Screen(Display[R]):
         return [*lines, *last]
 
     def _ending(self, room: int) -> str:
-        """Return how to quit, in fewer words where there is no room for more."""
+        """Return the hint on how to quit, in fewer words if there is little room."""
         if not self._keys.are_ours:
             return "  Ctrl-C ends it"
         return _KEYS if len(_KEYS) <= room else _FEW_KEYS
 
     def _fitted(self, drawing: "Drawing", height: int) -> "tuple[list[Row], int]":
-        """Return the lines of what is shown, and the number of those left out."""
+        """Return the lines of the report or help, and the number of lines left out."""
         from msatools.render.terminal import fit
 
         view = self._view
@@ -504,7 +504,7 @@ class Screen(Display[R]):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Put off a stop until the output is written."""
+        """Delay a stop by SIGTSTP until the output is written."""
         self._is_writing = True
         try:
             yield
@@ -516,7 +516,7 @@ class Screen(Display[R]):
 
 
 class _Output(io.TextIOBase):
-    """What rich writes to: the current standard output, with readable errors."""
+    """A stream for rich on the current standard output, with readable errors."""
 
     def write(self, data: str) -> int:
         with output() as out:

@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 # --- Commands with subcommands: they work on many targets, and open none themselves.
 #
-# They stand beside the commands on one target (msatools.cli.arguments), with the same
-# manners: errors in one line, signals, and arguments in tables that manual pages and
-# completion are made from.
+# Like commands on one target (msatools.cli.arguments), they print errors in one line,
+# handle signals, and have tables of arguments, from which manual pages and completion
+# are made.
 
 
 class Subcommand(Struct, frozen=True, kw_only=True):
-    """One thing that a group of subcommands does."""
+    """The description of a subcommand."""
 
     name: str
     summary: str
     """Summary in less than a line."""
 
     operands: str
-    """The arguments that are no options, as the help has them."""
+    """Positional arguments, as in a usage line."""
 
     positional: tuple[argument, ...]
     arguments: tuple[argument, ...]
-    """Its own options; ``-h``, ``--version`` and ``--debug`` are added."""
+    """Options of the subcommand; ``-h``, ``--version`` and ``--debug`` are added."""
 
     examples: tuple[tuple[str, str], ...]
-    """Arguments after the name, and what they do."""
+    """Example arguments after the name, each with a description."""
 
     run: Callable[[argparse.Namespace], int]
-    """Does it, and returns the exit status; raises UsageError for contradictions."""
+    """Runs the subcommand; returns the exit status; raises UsageError."""
 
 
 class CommandGroup(Struct, frozen=True, kw_only=True):
-    """A command whose first argument names what it does."""
+    """A command whose first argument names a subcommand."""
 
     name: str
     """Name as in ``msa-NAME``."""
@@ -73,7 +73,7 @@ class CommandGroup(Struct, frozen=True, kw_only=True):
     subcommands: tuple[Subcommand, ...]
 
     def named(self, name: str) -> Subcommand | None:
-        """Return the subcommand of a name; ``None`` if there is none."""
+        """Return the subcommand named *name*; ``None`` if there is none."""
         return next((each for each in self.subcommands if each.name == name), None)
 
 
@@ -138,9 +138,10 @@ def _run(group: CommandGroup, argv: Sequence[str]) -> int:
 
 
 def _explain(group: CommandGroup, words: Sequence[str]) -> int:
-    """Explain names of the output, which no subcommand is needed for.
+    """Explain names of the output: ``--why``, without a subcommand.
 
-    :raises UsageError: if there is not one word of them, or a name is not known
+    :param words: One word of comma-separated names.
+    :raises UsageError: if there is not exactly one word, or a name is not known
     """
     from msatools.cli.answers import explained, parse_names
     from msatools.render.device import show
@@ -159,8 +160,8 @@ def _explain(group: CommandGroup, words: Sequence[str]) -> int:
 def _chosen(group: CommandGroup, word: str) -> Subcommand:
     """Return the subcommand that a word names.
 
-    :raises Asked: if it asks for the help or the version
-    :raises UsageError: if it names none
+    :raises Asked: if the word requests help or version
+    :raises UsageError: if there is no such subcommand
     """
     if word in ("-h", "--help"):
         raise Asked(_help(group))
@@ -201,7 +202,7 @@ _REDRAW_S = 0.5
 
 
 class FleetProgress:
-    """A line that is written anew, and erased in the end; nothing in a pipe."""
+    """A status line on a terminal for the progress of msa-fleet, erased in the end."""
 
     def __init__(self, out: TextIO | None) -> None:
         self._line = StatusLine(out)
@@ -215,12 +216,12 @@ class FleetProgress:
         self._line.erase()
 
     def dashboard(self, address: str | None) -> None:
-        """Say where Dask's own dashboard is, if it runs."""
+        """Print the address of Dask's dashboard, if it runs."""
         if address:
             self._line.add(f"dashboard: {address}")
 
     def update(self, progress: "Progress") -> None:
-        """Show how far the run is."""
+        """Show the progress of the run, at most every :data:`_REDRAW_S` seconds."""
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + _REDRAW_S

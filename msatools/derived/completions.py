@@ -21,13 +21,13 @@ _OF_MSA = (
     ("drgn", "the prompt of drgn, or a script"),
     (ASSISTANTS, "all commands as tools, by the Model Context Protocol"),
 )
-"""What msa alone runs, and what it is."""
+"""Subcommands of ``msa`` without a script ``msa-NAME``, and their descriptions."""
 
 _FRONT_OPTIONS = (("--help", "print this help"), ("--version", "print the version"))
 
 
 def completions() -> dict[str, str]:
-    """Return all scripts by path below ``share``."""
+    """Map paths below ``share`` to the contents of the scripts."""
     commands = {name: options_of(load(name)) for name in NAMES}
     subcommands = {
         f"{name}-{each.name}": options_of_subcommand(group, each)
@@ -39,7 +39,7 @@ def completions() -> dict[str, str]:
         f"{bash}/msa": _lines(_bash({**commands, **subcommands})),
         # bash loads the file that has the name of the command.
         **{f"{bash}/msa-{name}": _lines(_bash_of_one()) for name in _names()},
-        # zsh reads from the first line what is completed.
+        # zsh reads the names of the completed commands from the first line.
         "zsh/site-functions/_msa": _lines(
             _zsh(commands, subcommands), f"#compdef {_scripts()}"
         ),
@@ -179,7 +179,7 @@ def _bash(commands: _Commands) -> Iterator[str]:
 
 
 def _bash_groups() -> Iterator[str]:
-    """Yield the cases in which the next word is a subcommand, or was one."""
+    """Yield cases that complete a subcommand, or set ``name`` for its options."""
     for name, group in _groups().items():
         words = [each.name for each in group.subcommands]
         words += (flag for flag, _ in _FRONT_OPTIONS)
@@ -192,7 +192,7 @@ def _bash_groups() -> Iterator[str]:
 
 
 def _bash_value(option: Option) -> str | None:
-    """Return the commands that complete a value, if the option needs one."""
+    """Return bash code that completes a value; ``None`` if the option needs none."""
     if option.value in ("none", "maybe file"):
         return None
     if option.value == "file":
@@ -253,11 +253,11 @@ def _summary(name: str) -> str:
 def _zsh_first(
     name: str, prefix: str, names: Sequence[tuple[str, str]], of_files: str = ""
 ) -> Iterator[str]:
-    """Yield the function for words of which the first is one of some names.
+    """Yield the function that completes one of *names*, then the words after it.
 
-    :param prefix: Of the functions for the words after each of the names.
-    :param of_files: The name that a file as the first word stands for, if it may be
-        one.
+    :param prefix: Prefix of the functions that complete the words after a name.
+    :param of_files: The name to assume if the first word is a file; empty if it may not
+        be a file.
     """
     yield f"_msatools_{name}() {{"
     yield "    if ((CURRENT > 2)); then"
@@ -292,7 +292,7 @@ def _zsh_name(name: str, what: str) -> str:
 
 
 def _zsh_option(option: Option, flag: str) -> str:
-    """Return the specification of one way to write an option (zshcompsys(1))."""
+    """Return the specification of one form of an option (zshcompsys(1))."""
     others = " ".join(option.flags)
     start = "*" if option.is_repeatable else f"({others})"
     # With a plus the value of a short option may follow in the same word.
@@ -360,7 +360,7 @@ def _fish_group(
 ) -> Iterator[str]:
     """Yield the completion of a command with subcommands.
 
-    :param condition: When it is that command; empty if the script is it.
+    :param condition: Tests that the command is *name*; empty if the script is.
     """
     names = [each.name for each in load_group(name).subcommands]
     before = f"{condition}; and " if condition else ""
@@ -375,7 +375,7 @@ def _fish_group(
 
 def _fish_front(commands: _Commands, subcommands: _Commands) -> Iterator[str]:
     first = "-n __fish_use_subcommand"
-    # A file may be the first word as well.
+    # No -f: a file may be the first word as well.
     for name in _names():
         summary = _fish_quoted(_summary(name))
         yield f"complete -c msa {first} -a {name} -d {summary}"

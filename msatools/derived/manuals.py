@@ -193,7 +193,7 @@ def _page(*lines: str) -> str:
 
 
 def _head(name: str, summary: str) -> Iterator[str]:
-    # No date: the page depends on the commands alone.
+    # No date, so that a page depends only on the commands.
     version = _escape(f"msatools {msatools.__version__}")
     yield f'.TH {name.upper()} 1 "" "{version}" "User Commands"'
     # No hyphenation, and no spaces to align the right edge.
@@ -237,14 +237,14 @@ def _options(options: tuple[Option, ...]) -> Iterator[str]:
 
 
 def _flags(option: Option) -> str:
-    """Return the ways to write an option: flags bold, values in italics."""
+    """Return the forms of an option: flags in bold, values in italics."""
     flags = ", ".join(f"\\fB{_escape(flag)}\\fR" for flag in option.flags)
     values = " ".join(f"\\fI{_escape(name)}\\fR" for name in option.metavars)
     return f"{flags} {values}".rstrip()
 
 
 def _output(command: str) -> Iterator[str]:
-    """Yield an example of real output, and what the names in it mean."""
+    """Yield an example of real output, and the legend of a command."""
     yield from _section("OUTPUT")
     page = next(iter(pages_on(command)), None)
     if page is not None and (shown := page.first_example) is not None:
@@ -289,7 +289,7 @@ def _escape(text: str) -> str:
         ("^", "\\(ha"),
         ("~", "\\(ti"),
         ('"', "\\(dq"),
-        # In outputs; no device for ASCII has it.
+        # The ellipsis is in outputs, but not in ASCII.
         ("…", "..."),
     ):
         text = text.replace(character, by)

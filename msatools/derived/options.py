@@ -13,29 +13,29 @@ from msatools.cli.options import MaybeFile, UnknownName
 from msatools.cli.subcommands import CommandGroup, Subcommand, make_group_parser
 
 Value = Literal["none", "file", "maybe file", "choice", "names", "other"]
-"""Values of an option: none, a file, perhaps a file, one of some names, a list of them
-with commas, or something that cannot be completed."""
+"""Kinds of values: none, a file, an optional file, one of the names, a comma-separated
+list of names, or anything else, which cannot be completed."""
 
 _FILES = frozenset(("FILE", "PATH", "VMLINUX", "ADDR", "A", "B"))
-"""Names of values that are files; the address of a guest is one of a socket."""
+"""Metavars of files; the ADDR of a guest is the path of a socket."""
 
 
 class Option(Struct, frozen=True, kw_only=True):
     """One option of a command."""
 
     flags: tuple[str, ...]
-    """All ways to write it, such as ``-h`` and ``--help``."""
+    """All forms of the option, such as ``-h`` and ``--help``."""
 
     metavars: tuple[str, ...]
     """Names of its values; empty if it has none."""
 
     value: Value
     names: tuple[str, ...]
-    """The names to choose from, if there are some."""
+    """The valid names; empty if the value is not a name."""
 
     help: str
     group: str
-    """The heading under which ``--help`` has it: ``OPTIONS`` or ``TARGET``."""
+    """The heading in ``--help``: ``OPTIONS`` or ``TARGET``."""
 
     is_repeatable: bool
 
@@ -93,13 +93,13 @@ def _value(action: argparse.Action, names: tuple[str, ...]) -> Value:
 
 
 def _names(action: argparse.Action) -> tuple[str, ...]:
-    """Return the names that an option takes; empty if it takes others."""
+    """Return the names that an option accepts; empty if it accepts other values."""
     if action.choices is not None:
         return tuple(map(str, action.choices))
     if action.nargs == 0 or not callable(action.type):
         return ()
     try:
-        # No option has this name: the parser's error has those that it knows.
+        # "\0" is never valid: the error lists the names that the option accepts.
         action.type("\0")
     except UnknownName as error:
         return error.known

@@ -21,7 +21,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def file_name(schema: str) -> str:
-    """Return the name of a schema's file: ``memstat-1.json`` of memstat's."""
+    """Return the name of a schema's file: ``memstat-1.json`` for msatools.memstat/1."""
     return f"{schema.removeprefix('msatools.').replace('/', '-')}.json"
 
 
@@ -31,7 +31,7 @@ def text_of(schema: Schema) -> str:
 
 
 def _documents() -> Iterator[tuple[str, type[Any], str]]:
-    """Yield the name of each schema, its model, and how it is printed."""
+    """Yield the name of each schema, its model, and the command that prints it."""
     from msatools.fleet.single import FleetReport
     from msatools.memory.diff import MemstatDiff
     from msatools.model import Explanations
@@ -51,7 +51,7 @@ def _documents() -> Iterator[tuple[str, type[Any], str]]:
 
 
 def _printed(model: type[Any]) -> type[Any]:
-    """Return the class of the reports that are printed, of that of recorded ones."""
+    """Return the class of printed reports, a base of the class of recorded ones."""
     return next(each for each in model.__mro__ if "schema" in vars(each))
 
 

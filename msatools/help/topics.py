@@ -17,7 +17,7 @@ from msatools.render.blocks import Block, Span, line, term
 
 
 _PLACES = (Path(__file__).parents[1] / "docs", Path(__file__).parents[2] / "docs")
-"""Where the documentation is: within the package, or beside it in the source."""
+"""Folders of the documentation: in the package, or in the source tree beside it."""
 
 _FOLDERS = ("commands", "guides")
 
@@ -31,7 +31,7 @@ class HelpPage(Struct, frozen=True, dict=True):
 
     @property
     def name(self) -> str:
-        """The topic that it is about: ``it-hangs``."""
+        """The topic of the page: ``it-hangs``."""
         return self.path.stem
 
     @cached_property
@@ -45,7 +45,7 @@ class HelpPage(Struct, frozen=True, dict=True):
 
     @property
     def first_example(self) -> list[str] | None:
-        """The lines of the first output that it shows; ``None`` if there is none."""
+        """The lines of the first console block; ``None`` if there is none."""
         found = _EXAMPLE.search(self.text)
         return None if found is None else found[1].splitlines()
 
@@ -53,7 +53,7 @@ class HelpPage(Struct, frozen=True, dict=True):
 def pages_of(folder: str) -> list[HelpPage]:
     """Return the pages of a folder: ``guides`` or ``commands``.
 
-    It is empty where only the modules are installed, as by a copy of the package.
+    The list is empty if only the modules are installed, without the documentation.
     """
     for place in _PLACES:
         if found := sorted((place / folder).glob("*.md")):
@@ -62,22 +62,22 @@ def pages_of(folder: str) -> list[HelpPage]:
 
 
 def pages_on(topic: str) -> list[HelpPage]:
-    """Return the pages on a topic: of a command, then a guide of the same name."""
+    """Return the pages named like a topic: of a command, then a guide."""
     pages = (page for folder in _FOLDERS for page in pages_of(folder))
     return [page for page in pages if page.name == topic]
 
 
-# --- The topics of msa help, and what is shown of each.
+# --- The topics of msa help, and their output.
 
 
 COLUMNS = "columns"
-"""The topic of all legends."""
+"""The topic with the legends of all commands."""
 
 _COMMANDS = (*NAMES, *GROUPS)
 
 
 class UnknownTopicError(Exception):
-    """There is no such topic: the message lists those that there are."""
+    """A topic does not exist; the message lists all topics."""
 
     def __init__(self, topic: str) -> None:
         names = topics()
@@ -89,12 +89,12 @@ class UnknownTopicError(Exception):
 
 
 def topics() -> dict[str, str]:
-    """Return all topics, each with what it is about."""
+    """Map the names of all topics to their titles."""
     return {each: about for part in _parts().values() for each, about in part.items()}
 
 
 def _parts() -> Mapping[str, Mapping[str, str]]:
-    """Return the topics by kind."""
+    """Map the headings of the list to topics and their titles."""
     others = [page for page in pages_of("commands") if page.name not in _COMMANDS]
     return {
         "GUIDES": {page.name: page.title for page in pages_of("guides")},
@@ -122,9 +122,9 @@ def topic_list() -> Iterator[Block]:
 
 
 def topic_blocks(topic: str) -> Iterator[Block]:
-    """Return the page on a topic.
+    """Return the blocks of the pages on a topic.
 
-    :raises UnknownTopicError: if there is none
+    :raises UnknownTopicError: if there is no such topic
     """
     if topic == COLUMNS:
         return _all_columns()
@@ -145,7 +145,7 @@ def _pages(name: str) -> Iterator[Block]:
 
 
 def _topic_of(link: str) -> str:
-    """Return how to show the page that a link leads to; empty if it is another."""
+    """Return the command that shows the target of a link; empty if not a topic."""
     name = PurePosixPath(link.partition("#")[0]).stem
     return f"msa help {name}" if pages_on(name) else ""
 

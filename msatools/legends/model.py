@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The form of a legend, and names that the outputs of several commands have."""
+"""The form of a legend, and the names common to outputs of several commands."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,35 +13,35 @@ from msgspec import Struct
 
 
 Bound = Literal["exact", "estimate", "upper", "lower", "not kept"]
-"""Accuracy of a value: right; an estimate; at most, or at least the true value; or not
-recorded by the kernel."""
+"""Accuracy of a value: exact; an estimate; an upper or lower bound of the true value;
+or not recorded by the kernel."""
 
 _TYPEABLE = re.compile(r"[A-Za-z0-9_./+-]*[A-Za-z0-9_./]")
 
 
 class Entry(Struct, frozen=True):
-    """What one name in an output means."""
+    """The meaning of one name in an output."""
 
     name: str
-    """As it is printed."""
+    """The name, as printed."""
 
     meaning: str
-    """In a few words, without a full stop."""
+    """The meaning in a few words, without a full stop."""
 
     source: str = ""
-    """Where it comes from, as sentences; empty if there is no more to say."""
+    """The origin of the value, as sentences; may be empty."""
 
     bound: Bound = "exact"
-    """Accuracy of a column's values, where the kernel does not decide it."""
+    """Accuracy of a column's values, unless it depends on the kernel."""
 
     key: str = ""
-    """Another name for it: its key in JSON."""
+    """Another name of the entry, such as its key in JSON."""
 
     @property
     def text(self) -> str:
         """The meaning and the source, as sentences."""
         first = self.meaning.split()[0]
-        # A name of the kernel, or of a program, stays as it is.
+        # Names of the kernel or of programs, such as fcntl(), keep their case.
         is_word = first.strip(",:;-").isalpha()
         start = self.meaning[0].upper() if is_word else self.meaning[0]
         return f"{start}{self.meaning[1:]}. {self.source}".rstrip()
@@ -59,8 +59,8 @@ class Group(Struct, frozen=True):
     entries: tuple[Entry, ...]
 
     columns: tuple[str, ...] = ()
-    """Headers of the columns whose cells have these names; empty if the names are
-    headers themselves, or are in other places."""
+    """Headers of the columns whose cells contain the names; empty if the names are
+    headers themselves, or elsewhere."""
 
     where: Literal["header", "cell", "word", "prefix"] = "cell"
     """Where the names are in an output: headers of columns, cells of :attr:`columns`,
@@ -71,7 +71,7 @@ Legend = tuple[Group, ...]
 
 
 def legend_of(command: str) -> Legend:
-    """Return the legend of a command; it has no groups if there is none."""
+    """Return the legend of a command; empty if the command has none."""
     try:
         found: Legend = import_module(f"msatools.legends.{command}").LEGEND
     except ModuleNotFoundError as error:
@@ -82,9 +82,9 @@ def legend_of(command: str) -> Legend:
 
 
 def find(legend: Legend, name: str) -> list[tuple[Group, Entry]]:
-    """Return the entries that a name stands for, in any case if none has this one.
+    """Return the entries for a name; ignore case if there is no exact match.
 
-    A column stands for itself and for the names in its cells.
+    The header of a column also matches the entries for names in its cells.
     """
     return list(_named(legend, name, str)) or list(_named(legend, name, str.casefold))
 
@@ -101,7 +101,7 @@ def _named(
 
 
 def completable(legend: Legend) -> tuple[str, ...]:
-    """Return the names that a shell can complete: one word, without signs."""
+    """Return the names that a shell can complete: one word of plain characters."""
     names = (
         name
         for group in legend
@@ -112,7 +112,7 @@ def completable(legend: Legend) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-# --- Names that the outputs of several commands have.
+# --- Names common to the outputs of several commands.
 
 
 STATES = Group(

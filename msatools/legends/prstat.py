@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The legend of msa-prstat, and the bound that each column has on one kernel."""
+"""The legend of msa-prstat, and the accuracy of each column on a given kernel."""
 
 from msatools.kernel.clocks import Accounting
 from msatools.legends.model import BOUNDS, STATES, Entry, Group, Legend, find
@@ -284,7 +284,7 @@ _DELAYS = frozenset(("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ"))
 
 def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
     """
-    Describe a column, with the bound that it has on one kernel.
+    Describe a column, with the accuracy of its values on a given kernel.
 
     :raises KeyError: if there is no such column
     """
@@ -326,7 +326,7 @@ def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
 
 
 def explain(name: str, accounting: Accounting, latency_is_bound: bool) -> list[Why]:
-    """Describe all that a name in the output stands for, on one kernel."""
+    """Describe all entries of the legend for a name, on a given kernel."""
     found = find(LEGEND, name)
     return [
         why(entry.name, accounting, latency_is_bound)

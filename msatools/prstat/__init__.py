@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What every process and thread is doing, and where its time went: msa-prstat.
+"""msa-prstat: the activity and the times of all processes and threads.
 
-``prstat`` collects a report of ``model``; ``rows`` are built when they are looked at.
+``prstat`` collects the report, whose classes ``model`` has; ``rows`` makes rows.
 """
 
 __all__ = (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Times of each thread in an interval, those that ended included."""
+"""Times of each thread in an interval, including threads that ended."""
 
 from typing import Any, NamedTuple
 
@@ -28,12 +28,12 @@ from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
 # --- Times of each thread in an interval, and the classes of its waits.
 #
 # Pure: samples of all threads in, numbers out. The kernel counts each thread's time on
-# the CPU and its latency; the rest of the interval is time off the CPU. The kernel does
-# not count that by class. Three rules find a part of it exactly:
+# the CPU and its latency; the rest of the interval is time off the CPU, which the
+# kernel does not count by class. Three rules find a part of that time exactly:
 #
 # - a thread that sleeps in two samples and was not switched in between slept all the
 #   time, in one class;
-# - a sleep that a sample shows began at exec_start;
+# - a sleep that is seen in a sample began at exec_start;
 # - the kernel counts sleeps (nvcsw): if no other sleep was between two samples, all
 #   time off the CPU was in the two sleeps that the samples show.
 #
@@ -46,7 +46,7 @@ from msatools.tasks.waits import RUNNABLE, TaskClass, are_any
 NCLASSES = len(TaskClass)
 
 Times = npt.NDArray[np.float64]
-"""Shape (threads, classes)."""
+"""Times by thread and class: shape (threads, classes)."""
 
 ON_CODE = NCLASSES
 """Column of page faults on code, after the columns of the classes."""
@@ -141,7 +141,7 @@ class Deltas(Struct, frozen=True):
 
     ``impossible`` and ``missed_ns`` show that the kernel counted more latency than
     there was time for: since v6.12 sleep counts as latency at the wake-up (delayed
-    dequeue). More samples find more of it.
+    dequeue). More samples find more of this latency.
     """
 
     nvcsw: Counts
@@ -171,13 +171,13 @@ class Interval:
         self._missed = np.zeros(count, np.int64)
         self._known = np.zeros((count, _UNTOLD + 1), np.int64)
         self._sampled = np.zeros((count, _UNTOLD + 1), np.float64)
-        """Times off the CPU around each sample, by its class."""
+        """Times off the CPU around each sample, by the class in the sample."""
 
         self._unseen = np.zeros(count, np.int64)
         """Times off the CPU between samples with sleeps that no sample shows."""
 
         self._squares = np.zeros(count, np.float64)
-        """Sums of the squares of these times."""
+        """Sums of the squares of the times in :attr:`_unseen`, one a gap."""
 
     def add(self, sample: TaskSample) -> None:
         """Add the next sample; the last one ends the interval."""
@@ -261,7 +261,7 @@ class Interval:
         known = self._known[:, :_UNTOLD].astype(np.float64)
         untold = self._known[:, _UNTOLD].astype(np.float64)
         unseen = self._unseen.astype(np.float64)
-        # Expected times by the shares in samples, without those known exactly.
+        # Expected times by the shares in samples, less the times known exactly.
         sampled = self._sampled[:, :_UNTOLD]
         shares = sampled * _ratio(known.sum(1) + unseen, sampled.sum(1))[:, None]
         shares = np.maximum(shares - known, 0)
@@ -270,8 +270,8 @@ class Interval:
         untold += np.where(total > 0, 0, unseen)
         error = _errors(known, sampled, guessed, self._squares)
 
-        # The rest is due to clocks that differ, or to interrupts or a hypervisor, which
-        # are no counted sleeps.
+        # The remaining time is due to differing clocks, interrupts or a hypervisor, and
+        # is no counted sleep.
         classified = known.sum(1) + guessed.sum(1)
         slack = off_cpu - classified - untold
         untold += np.where((slack > self._bound_ns) | (classified == 0), slack, 0)
@@ -364,8 +364,8 @@ def _lived(
 ) -> tuple[Nanoseconds, Booleans]:
     """Return the time that each thread of a sample has lived since the sample before.
 
-    :param new: Which threads the sample before lacks. A thread that was born meanwhile
-        counts from its birth, as its counters do. An older one was missed, as lists of
+    :param new: Which threads the sample before lacks. A thread born in between counts
+        from its birth, as its counters do. An older thread was missed, because lists of
         a running kernel change while they are followed: its times are unknown.
     :return: The times, zero for missed threads; and which threads were missed.
     """
@@ -402,7 +402,7 @@ def _column(sample: TaskSample) -> npt.NDArray[np.intp]:
 
 
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:
-    """Return the share of user mode in all time on the CPU; 1 without any."""
+    """Return the share of user mode in all time on the CPU; 1 if there is none."""
     cpu = states.user_ns + states.system_ns
     return np.where(cpu > 0, _ratio(states.user_ns, cpu), 1.0)
 
@@ -416,12 +416,12 @@ def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
 def _errors(
     known: Times, sampled: Times, guessed: Times, squares: npt.NDArray[np.float64]
 ) -> Times:
-    """Return the standard errors of times of which a part was guessed.
+    """Return the standard errors of times that are partly guessed.
 
-    The whole time has the error of shares of that many samples, but at most the error
-    of the guessed part alone. The samples of the guessed part are the gaps with unseen
-    sleeps, weighted by their times. A few samples that agree are not certain: two
-    samples are added, one of them of the class (Agresti and Coull, 1998).
+    The error of a class's time is that of its share in a number of samples, but at most
+    the deviation of the guessed part. The number is that of gaps with unseen sleeps,
+    weighted by their times, and scaled from the guessed part to the whole. As a few
+    equal samples prove little, two are added, one of the class (Agresti, Coull 1998).
     """
     part = guessed.sum(1)
     whole = known.sum(1) + part
@@ -441,13 +441,13 @@ def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
     return deviation
 
 
-# --- The work of threads that ended within an interval. Pure.
+# --- The work of threads that ended within an interval. Pure: reads no kernel.
 
 
 class Ended(Struct, frozen=True):
-    """What ended threads add to their process within an interval.
+    """The work of each process's ended threads, within an interval or since its start.
 
-    One value for each thread of the last sample, the same for all of a process.
+    One value for each thread of the last sample, equal for all threads of a process.
     """
 
     user_ns: Nanoseconds
@@ -541,7 +541,7 @@ class _Growth:
 # --- Time off the CPU as Solaris's prstat splits it: page faults, locks, stops, and
 # sleep.
 #
-# Pure. For an interval it is known from samples. Linux does not keep it for a whole
+# Pure. For an interval, samples show the split. Linux does not record it over a whole
 # life: only the current wait is known.
 
 
@@ -549,7 +549,7 @@ WAITED = (
     *("code_faults_ns", "data_faults_ns", "locks_ns", "stopped_ns"),
     "untold_ns",
 )
-"""The columns; other time off the CPU is sleep."""
+"""Columns of the split; other time off the CPU is sleep."""
 
 _FAULTS = (TaskClass.FLT, TaskClass.SWP)
 _STOPS = (TaskClass.STP, TaskClass.TRC)
@@ -571,7 +571,7 @@ def within(off: OffCpuByClass) -> Columns:
 
 
 def lasting(now: TaskState, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
-    """Return the time of each thread's current wait."""
+    """Return the split of each thread's life: its current wait; the rest is untold."""
     classes = now.classes
     age = np.where(are_any(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
     faults = are_any(classes, _FAULTS)

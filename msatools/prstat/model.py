@@ -30,8 +30,7 @@ class Split(Struct, frozen=True):
     stopped_ns: int | None
 
     delays: Mapping[str, int | None]
-    """Delays by the kinds of delays; they overlap the times
-    above."""
+    """Delays in ns by kind, such as ``blkio``; they overlap the times above."""
 
     coverage: float | None
     """Share of the time off the CPU that the times above explain."""
@@ -59,7 +58,7 @@ class Waited(Struct, frozen=True):
     locks_ns: int
     stopped_ns: int
     untold_ns: int
-    """Unknown time: it may be any of the others, or sleep."""
+    """Time of unknown cause: any of the above, or sleep."""
 
     is_estimate: bool
 
@@ -96,7 +95,7 @@ class TaskRow(Struct, frozen=True):
 
     nice: int
     cpu: int
-    """The CPU that it is or was last on."""
+    """The CPU that the task is on, or was last on."""
 
     size_bytes: int | None
     rss_bytes: int | None
@@ -168,7 +167,7 @@ class TaskGroup(Struct, frozen=True):
 
     rss_bytes: int
     cpu_ns: int
-    """Time on the CPU of its processes, and of threads of theirs that have ended."""
+    """Time on the CPU of its processes, including their ended threads."""
 
     cpu_share: float
     """Share of one CPU, over the life of each process or the interval."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Collect reports of what all tasks are doing, and where their time went."""
+"""Collects reports on the activity and the times of all tasks."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -107,8 +107,8 @@ def stack_groups(
 ) -> tuple[StackGroup, ...]:
     """Group the wanted threads that have a stack, the largest group first.
 
-    :param running: Reads the stacks of threads that run, in a dump; without it these
-        have none.
+    :param running: Reads the stacks of running threads, in a dump; if ``None``, these
+        threads are left out.
     :param functions: If not empty, only stacks with one of these functions.
     :param modules: If not empty, only stacks with a function of one of these modules.
     """
@@ -148,7 +148,7 @@ def stack_groups(
 
 
 def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
-    """Return the functions of a stack, with their modules if they are in one."""
+    """Return each function of a stack, with its module or ``None``."""
     text = stacks.text
     return [
         (name, text.module_name(address))
@@ -199,7 +199,7 @@ def collect_prstat(
     Nothing is written, and nothing but *prog* is read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: Description of the target; found out if not given.
+    :param target: Description of the target; derived from *prog* if not given.
     :param progress: Called with the steps done and the number of steps.
     :raises NoSuchPidError: if a requested PID does not exist
     :raises MissingError: if the types of tasks are missing
@@ -211,7 +211,7 @@ def collect_prstat(
 
 
 class _Kept(Struct, frozen=True):
-    """Times of threads that only some kernels keep."""
+    """Each thread's times over its life, with the parts that the kernel keeps."""
 
     accounting: Accounting
     lives: Microstates
@@ -312,8 +312,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         clocks: Clocks,
         rows: npt.NDArray[np.intp],
     ) -> Booleans:
-        """Return which threads' page faults are on code."""
-        # If it is still unreadable then, the report notes it.
+        """Return which threads' page faults are on code (executable mappings)."""
+        # Losses are dropped: the report reads the same data again, and notes them.
         aside = LossLog()
         return _text_faults(
             self._explainer.explain(tasks, now, clocks, aside, rows=rows)
@@ -451,7 +451,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _explained(
         self, sample: TaskSample, wanted: Booleans, shown: TaskRows
     ) -> Booleans:
-        """Return the wanted threads of which somebody asks what they wait on."""
+        """Return which wanted threads to explain: shown, in the load, or in herds."""
         options, tasks, now = self._options, sample.tasks, sample.now
         if options.states or (options.whole and options.causes):
             return wanted
@@ -489,15 +489,15 @@ class Prstat(KernelSession[PrstatReport, Options]):
             )
         waits = ~runs & (now.classes != TaskClass.ZMB)
         places = np.flatnonzero(explained & waits)
-        # As many others are counted, however many rows are shown.
+        # All wanted waiters count, however few rows are shown.
         alone = np.count_nonzero(wanted & waits) == 1
         found = self._explainer.explain(
             tasks, now, sample.clocks, self._losses, rows=places, alone=alone
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
-        # A task that is being woken waits for a CPU, or is off its futex's queue. On a
-        # running kernel the queue was read at another time.
+        # Herds include tasks being woken: they wait for a CPU, or left their futex's
+        # queue. (On a running kernel the queue was read at another time.)
         things = list(ons)
         off = [row for row, on in enumerate(ons) if on and is_off_queue(on)]
         gone = [] if self._live else off
@@ -544,7 +544,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _note_ended(
         self, tasks: TaskTable, processes: Processes, wanted: Booleans
     ) -> None:
-        """Note the CPU time of ended threads, which is in no state."""
+        """Note the CPU time of ended threads, which ``--states`` does not include."""
         _, first = np.unique(tasks["signal"][wanted], return_index=True)
         ended_ns = int(processes.dead_sum_exec_ns[wanted][first].sum())
         if ended_ns:
@@ -585,7 +585,7 @@ def _why_impossible(lives: Microstates) -> str:
 
 
 def _text_faults(ons: Sequence[WaitTarget | None]) -> Booleans:
-    """Return which threads' page faults are on code."""
+    """Return which threads' page faults are on code (executable mappings)."""
     return np.array([on is not None and bool(on.text) for on in ons], np.bool_)
 
 

@@ -46,7 +46,7 @@ class RecordedPrstat(PrstatReport, frozen=True, kw_only=True):
 
 
 def recorded(report: PrstatReport, kept: Kept) -> RecordedPrstat:
-    """Return a report of all threads without rows, from which others are made."""
+    """Return a report without rows, and the data of all threads to build rows from."""
     return RecordedPrstat(**values(report), kept=kept)
 
 
@@ -84,7 +84,7 @@ def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
 
 
 def wanted_rows(kept: Kept, options: Options) -> TaskRows:
-    """Return the requested rows; their PIDs are not checked."""
+    """Return the rows that match the selection, except for its PIDs."""
     rows = (thread_rows if options.by_thread else process_rows)(kept)
     chosen = selected(rows, options.selection)
     return rows if chosen.all() else rows.take(chosen)
@@ -97,7 +97,7 @@ def ordered(rows: TaskRows, options: Options, target: Target) -> Indices:
 
 
 def threads_of(rows: TaskRows) -> Booleans:
-    """Return which threads are in some rows."""
+    """Return which threads belong to any of the rows."""
     bounds = rows.columns["threads_of"]
     edges = np.zeros(len(rows.kept.columns["pid"]) + 1, np.int64)
     np.add.at(edges, bounds[:, 0], 1)
@@ -107,7 +107,7 @@ def threads_of(rows: TaskRows) -> Booleans:
 
 
 def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
-    """Count the wanted threads; keep totals of the machine."""
+    """Return *totals* with the counts of the wanted threads filled in."""
     columns = kept.columns
     by_letter = Counter(columns["state"][wanted].tolist())
     by_class = Counter(columns["class"][wanted].tolist())
@@ -152,7 +152,7 @@ def with_views(
 
 
 def _named(rows: TaskRows, pids: Iterable[int], by_thread: bool) -> Booleans:
-    """Return which rows are of threads that were named.
+    """Return which rows have a thread with one of the *pids*.
 
     The first thread of a process stands for all of them, as in prstat -L -p.
     """
@@ -168,7 +168,7 @@ def _named(rows: TaskRows, pids: Iterable[int], by_thread: bool) -> Booleans:
 def _check(kept: Kept) -> None:
     """Check that all data read from a file is of the same threads.
 
-    :raises ValueError: if not
+    :raises DamagedDataError: if not
     """
     count = len(kept.columns["pid"])
     if any(len(values) != count for values in _arrays(kept)):
@@ -185,7 +185,7 @@ def _check(kept: Kept) -> None:
 
 
 def _arrays(value: Any) -> Iterable[Any]:
-    """Yield all arrays within what is kept."""
+    """Yield all arrays in an array, dict or model."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, dict):
@@ -208,7 +208,7 @@ def collect_load(
     """
     columns = kept.columns
     classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
-    # OTH and R is a thread on a CPU of which a dump has no registers.
+    # Class OTH in state R: the dump lacks the registers of the thread's CPU.
     running = are_any(classes, RUNNABLE)
     running |= (classes == TaskClass.OTH) & (columns["state"] == "R")
     # The kernel counts no throttled task as running (account_entity_dequeue()).
@@ -221,7 +221,7 @@ def collect_load(
         defaultdict(list)
     )
     for row in np.flatnonzero(runs | blocked).tolist():
-        # Running threads are one load, on whichever CPU.
+        # Running threads share a group, whichever CPU they are on.
         on = None if runs[row] else ons[row]
         key = (
             "R" if runs[row] else "D",

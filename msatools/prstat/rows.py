@@ -2,7 +2,7 @@
 
 """Rows of threads and processes, built on access from columns of numbers.
 
-Pure. There may be a hundred thousand rows of which twenty are shown.
+Pure: reads no kernel. Of a hundred thousand rows, perhaps twenty are shown.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -58,14 +58,14 @@ class Spent(Struct, frozen=True):
     maj_flt: Numbers
 
     dead: Ended
-    """What threads did that have ended, by thread of their process."""
+    """Work of ended threads; each thread has the sum of its process."""
 
     off_cpu: OffCpuByClass | None = None
-    """Only of an interval."""
+    """``None`` except in the report of an interval."""
 
 
 class Threads(Struct, frozen=True):
-    """All data of some threads."""
+    """Data of threads as collected, from which :class:`Kept` is made."""
 
     tasks: TaskTable
     now: TaskState
@@ -77,13 +77,13 @@ class Threads(Struct, frozen=True):
     memory: TaskMemory
     cgroups: TaskCgroups
     breakdown: Breakdown | None
-    """``None`` of an interval."""
+    """``None`` in the report of an interval."""
 
     reaped: ProcessSums | None = None
-    """What children used that were waited for, if that was asked for."""
+    """Sums over reaped children; ``None`` unless requested."""
 
     namespaces: TaskNamespaces | None = None
-    """If they were asked for."""
+    """``None`` unless requested."""
 
 
 class Kept(Struct, frozen=True):
@@ -96,30 +96,30 @@ class Kept(Struct, frozen=True):
     """Paths of control groups, by the index in the column."""
 
     split: Breakdown | None
-    """``None`` of an interval."""
+    """``None`` in the report of an interval."""
 
     dead: Ended
-    """What threads did that have ended, by thread of their process."""
+    """Work of ended threads; each thread has the sum of its process."""
 
     reaped: ProcessSums | None
-    """What children used that were waited for, if that was asked for."""
+    """Sums over reaped children; ``None`` unless requested."""
 
     off: OffCpuByClass | None
-    """Of an interval only."""
+    """``None`` except in the report of an interval."""
 
     latency_is_bound: bool
     namespaces: TaskNamespaces | None = None
-    """If they were asked for."""
+    """``None`` unless requested."""
 
     ons: tuple[WaitTarget | None, ...] = ()
-    """What each thread waits on; of a recording only."""
+    """What each thread waits on; empty except in a recording."""
 
     callers: tuple[str | None, ...] = ()
-    """The kernel function that wanted what each thread waits for, if asked for."""
+    """The kernel function that called each thread's wait; empty unless requested."""
 
 
 class _Taken(Mapping[str, npt.NDArray[Any]]):
-    """Columns of some rows, copied when asked for: all take 360 bytes a row."""
+    """Columns of some rows, copied on access: all columns take 360 bytes a row."""
 
     def __init__(
         self, columns: Mapping[str, npt.NDArray[Any]], places: npt.NDArray[Any]
@@ -201,25 +201,25 @@ class TaskRows(Sequence[TaskRow]):
 
     @property
     def ons(self) -> Sequence[WaitTarget | None]:
-        """What each thread waits on; none if that was not asked for."""
+        """What each thread waits on; empty if not requested."""
         return self._ons
 
     @property
     def off_cpu(self) -> OffCpuByClass | None:
-        """What rows of an interval did off the CPU, by their column ``row``."""
+        """Time off the CPU in an interval, indexed by column ``row``; or ``None``."""
         return self._off
 
     def path(self, number: int) -> str | None:
-        """Return the path of a control group."""
+        """Return the path of a control group; ``None`` if *number* is negative."""
         return self.kept.paths[number] if number >= 0 else None
 
     def _made(self) -> Iterator[TaskRow]:
         return map(TaskRow, *self.fields(TaskRow.__struct_fields__))
 
     def fields(self, names: Iterable[str]) -> list[list[Any]]:
-        """Return some fields of rows, a list each, without the rows.
+        """Return a list of the rows' values for each field, without building rows.
 
-        It takes a tenth of the time of building rows and asking each.
+        This takes a tenth of the time of building rows.
 
         :param names: Names of attributes of :class:`TaskRow`.
         """
@@ -262,7 +262,7 @@ class TaskRows(Sequence[TaskRow]):
         return values
 
     def _waited(self) -> list[Waited]:
-        # The columns have the names of its fields.
+        # The columns are named after the fields of Waited.
         columns = [self._list(name) for name in Waited.__struct_fields__]
         return [*map(Waited, *columns)]
 
@@ -276,7 +276,7 @@ class TaskRows(Sequence[TaskRow]):
         return any(known.any() for known in kept)
 
     def _split(self, first: int, end: int) -> Split | None:
-        """Sum up the split of the threads of a row; ``None`` if one is not known."""
+        """Sum up the split of a row's threads; ``None`` if all is unknown."""
         made = self.kept.split
         assert made is not None
         known = bool(made.known[first:end].all())
@@ -295,7 +295,7 @@ class TaskRows(Sequence[TaskRow]):
         )
 
     def _coverage(self, threads: slice) -> float:
-        """Return the explained share of the time that some threads were off the CPU."""
+        """Return the share of some threads' time off the CPU that is explained."""
         assert self.kept.split is not None
         shares = self.kept.split.coverage[threads]
         off_cpu = self.kept.columns["off_cpu_ns"][threads]
@@ -330,12 +330,12 @@ class TaskRows(Sequence[TaskRow]):
 
 
 def totals(tasks: TaskTable, lives: Microstates, processes: Processes) -> Spent:
-    """Return what each thread has done since its start."""
+    """Return the work of each thread since its start."""
     dead = processes.dead
     user, system = split_by_ticks(processes.dead_sum_exec_ns, dead)
     return Spent(
         lives=lives,
-        # Not copies: a million tasks would have 32 MB of them.
+        # Views, not copies, which would take 32 MB for a million tasks.
         nvcsw=tasks["nvcsw"].view(np.int64),
         nivcsw=tasks["nivcsw"].view(np.int64),
         min_flt=tasks["min_flt"].view(np.int64),
@@ -347,7 +347,7 @@ def totals(tasks: TaskTable, lives: Microstates, processes: Processes) -> Spent:
 def split_by_ticks(
     cpu_ns: Nanoseconds, ticks: ProcessSums
 ) -> tuple[Nanoseconds, Nanoseconds]:
-    """Split time on the CPU into that of user and system mode."""
+    """Split time on the CPU into user and system time."""
     of_users = np.zeros(len(cpu_ns), np.uint32)
     user = user_time(cpu_ns, ticks.utime_ns, ticks.stime_ns, of_users)
     return user, cpu_ns - user
@@ -519,6 +519,6 @@ W = TypeVar("W")
 
 
 def translated(values: Sequence[V], translate: Callable[[V], W]) -> list[W]:
-    """Return what each value becomes; equal values, usually most, are asked once."""
+    """Return the translation of each value; equal values are translated once."""
     known = {value: translate(value) for value in set(values)}
     return [known[value] for value in values]

@@ -38,11 +38,11 @@ DELAY_OF = {
     "COW": "wpcopy",
     "IRQ": "irq",
 }
-"""Columns of delays, and the kernel's names of them."""
+"""Maps columns of delays to the kernel's names of the delays."""
 
 
 class Selection(Struct, frozen=True):
-    """Conditions of wanted rows; ``None`` for any."""
+    """Conditions that rows must meet; ``None`` for any."""
 
     pids: tuple[int, ...] | None = None
     uids: tuple[int, ...] | None = None
@@ -54,7 +54,7 @@ class Selection(Struct, frozen=True):
     classes: frozenset[TaskClass] | None = None
     min_age_ns: int = 0
     max_age_ns: int | None = None
-    """Range of the time for which a task has been doing what it does."""
+    """Range of the time that a task has been in its current class."""
 
     membership: Membership = ANY
     """Groups and namespaces; a process matches if any of its threads does."""
@@ -90,7 +90,7 @@ def parse_sort(word: str) -> SortKey:
 
 
 def selected(rows: TaskRows, wanted: Selection) -> Booleans:
-    """Return which rows are wanted, but for their PIDs."""
+    """Return which rows match the conditions, except for the PIDs."""
     columns = rows.columns
     keep = np.ones(len(rows), np.bool_)
     if wanted.uids is not None:
@@ -129,7 +129,7 @@ def _any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
 def order(
     rows: TaskRows, keys: Sequence[SortKey], *, stuck_first: bool = False
 ) -> Indices:
-    """Return the indices of rows in their order; equal rows are sorted by PID.
+    """Return the indices of rows sorted by *keys*; equal rows are sorted by PID.
 
     :param stuck_first: Whether rows with a thread in state D come first.
     """
@@ -145,7 +145,7 @@ def order(
 
 
 def _stuck_ns(rows: TaskRows) -> npt.NDArray[np.int64]:
-    """Return the longest time that a thread of each row has been in state D, or 0."""
+    """Return the longest time that a thread of each row is in state D; 0 if none is."""
     columns = rows.kept.columns
     ages = np.maximum(columns["class_age_ns"].astype(np.int64), 1)
     ages = np.append(np.where(columns["state"] == "D", ages, 0), 0)
@@ -195,7 +195,7 @@ def _sleep(rows: TaskRows) -> npt.NDArray[Any]:
 
 
 def _split(choose: Callable[[Breakdown], SplitColumn | None]) -> _Key:
-    """Sort by a part of the time off the CPU; rows without it get -1."""
+    """Return a key for a part of the time off the CPU; -1 for rows without it."""
 
     def shares(rows: TaskRows) -> npt.NDArray[Any]:
         split = rows.kept.split
@@ -216,7 +216,7 @@ def _delay(kind: str) -> _Key:
 
 
 def _child(name: str) -> _Key:
-    """Sort by a sum over reaped children, if it was read."""
+    """Return a key for a sum over reaped children; 0 if not read."""
 
     def used(rows: TaskRows) -> npt.NDArray[Any]:
         reaped = rows.kept.reaped
@@ -278,7 +278,7 @@ KEYS: Mapping[str, _Key] = {
     "CMIN": _child("min_flt"),
     "CMAJ": _child("maj_flt"),
 }
-"""Sort keys by the names of the columns."""
+"""Maps names of columns to functions that return the values to sort by."""
 
 _LEAST_FIRST = frozenset(
     ("PID", "TGID", "PPID", "USER", "STATE", "PSR", "COMMAND", "CGROUP", "NOW")
@@ -293,14 +293,14 @@ GROUPS = ("user", "cgroup", "container", "ns", "class", "comm")
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """What msa-prstat is asked for: rows, their order, further tables, samples."""
+    """Options of a report: rows and their order, further tables, samples."""
 
     per_thread: bool = False
     selection: Selection = field(default_factory=Selection)
     sort: tuple[SortKey, ...] = (SortKey("CPU", largest_first=True),)
     stuck_first: bool = False
-    """Whether rows of a dump with a thread in state D come before all others, the
-    longest first: of what hangs little has used a CPU."""
+    """Whether rows of a dump with a thread in state D come first, the longest wait
+    first: hung tasks have used little CPU time, by which rows are sorted."""
 
     rows: int | None = None
     """Maximum number of rows; ``None`` for all."""
@@ -331,8 +331,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Share of one CPU that samples may take; ``None`` for the default."""
 
     causes: bool = True
-    """Whether rows have what they wait on, and page faults whether they are on code. To
-    find out takes twice as long as all else; herds and :attr:`load` have it anyway."""
+    """Whether to find what rows wait on, and which page faults are on code. This takes
+    twice as long as all else; herds and :attr:`load` do it anyway."""
 
     whole: bool = False
     """Keep all data of all threads, to be selected and sorted later."""
@@ -357,10 +357,10 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 NO_NAME = "-"
-"""Key of rows in no such group, or in an unknown one."""
+"""Key of rows without a value, such as a container, or with an unknown one."""
 
 _RAN = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns", "ZMB": "zombie_ns"}
-"""Classes whose time is a column of the rows."""
+"""Maps classes to the columns of rows that have their time."""
 
 
 def group_by(kind: str, rows: TaskRows) -> tuple[TaskGroup, ...]:
@@ -469,7 +469,7 @@ def _groups(rows: TaskRows, keys: list[str]) -> tuple[TaskGroup, ...]:
 
 def group_by_class(rows: TaskRows) -> tuple[ClassGroup, ...]:
     """
-    Sum up threads by what they are doing now.
+    Sum up threads by their current class.
 
     :return: Groups with the time of each class within the interval, if there is one;
         the longest time first, then the most threads.
@@ -513,7 +513,7 @@ def _threads_of(rows: TaskRows) -> npt.NDArray[np.intp]:
 
 
 def _class_times(rows: TaskRows) -> dict[int, tuple[int, int]] | None:
-    """Return the time of rows in each class within an interval, and its error in ns."""
+    """Map classes to (time, error) in ns within the interval; ``None`` without one."""
     off = rows.off_cpu
     if off is None:
         return None
@@ -533,7 +533,7 @@ def _class_times(rows: TaskRows) -> dict[int, tuple[int, int]] | None:
 
 
 def _numbered(keys: Sequence[str]) -> tuple[list[str], npt.NDArray[np.intp]]:
-    """Return each different key, and the index of each row's key."""
+    """Return the distinct keys, and the index of each row's key among them."""
     names = sorted(set(keys))
     index = {name: position for position, name in enumerate(names)}
     return names, np.array([index[key] for key in keys], np.intp)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Microstates: of the kernel's statistics of sleeps, of Gelato, and of Solaris."""
+"""Splits time by the kernel's statistics of sleeps, and by microstates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -153,7 +153,7 @@ def breakdown(
 ) -> Breakdown:
     """Split each thread's time off the CPU up to now.
 
-    :param tasks: All threads, as some show since when the statistics are on.
+    :param tasks: All threads: any may show when the statistics were switched on.
     """
     bound = bound_of(accounting)
     interrupted = _breakdown_interrupted(lives, delays, accounting)
@@ -210,12 +210,12 @@ def _delays(
     unexplained_ns: Nanoseconds,
     bound_ns: int,
 ) -> tuple[dict[str, SplitColumn], Booleans]:
-    """Return the possible delays, and which threads have impossible ones."""
+    """Return the delays by kind, and which threads have impossible ones."""
     alive = lives.lifetime_ns - lives.zombie_ns
     waited = lives.off_cpu_ns
     if lives.latency_is_bound:
-        # Delayed sleepers have wrong values. (On other kernels it may be interruptible
-        # sleep, too, by io_uring.)
+        # Delayed sleepers have wrong blkio delays: only I/O wait and unexplained time
+        # are possible. (On other kernels, io_uring's interruptible sleep is, too.)
         explained = slept.iowait.ns + np.maximum(unexplained_ns, 0)
         waited = np.where(slept.known, np.minimum(explained, waited), waited)
     impossible = np.zeros(len(alive), np.bool_)
@@ -254,10 +254,10 @@ def _breakdown_stopped(
 def _covered_since_start(
     tasks: TaskTable, clocks: Clocks, accounting: Accounting
 ) -> Booleans:
-    """Return for which threads the statistics were on all their life.
+    """Return which threads have had statistics all their life.
 
-    The kernel does not store since when they are on. But while they are on it stamps
-    the start of each sleep: so they have been on since the oldest stamp at least.
+    The kernel does not record when statistics were switched on. But while they are on,
+    it stamps the start of each sleep: so they were on at the oldest stamp, and since.
     """
     covered = np.zeros(len(tasks), np.bool_)
     if not accounting.schedstats or clocks.monotonic_offset_ns is None:
@@ -280,7 +280,7 @@ def _covered_since_start(
 
 # --- Times in each microstate of Gelato and Solaris, with their bounds and sources.
 #
-# Pure. This sums up a table of threads; msatools.query.life a single one.
+# Pure. states() sums up a table of threads, msatools.query.life a single thread.
 
 
 Family = Literal["gelato", "solaris"]
@@ -294,7 +294,7 @@ _NOW = "the past is not kept; now: class "
 
 
 class Time(NamedTuple):
-    """Time in a state. A named tuple, as a query makes some twenty of them."""
+    """Time in a state; a named tuple, because a query makes some twenty."""
 
     ns: int | None
     """Sum since the start of each thread; ``None`` if the kernel does not keep it."""
@@ -310,7 +310,7 @@ class Time(NamedTuple):
 
 
 class StateSums(NamedTuple):
-    """Sums of the times that the kernel keeps of some threads."""
+    """Sums over threads of the times that the kernel keeps."""
 
     user_ns: int
     system_ns: int
@@ -333,10 +333,10 @@ class StateSums(NamedTuple):
 def pasts(
     sums: StateSums, accounting: Accounting, paging_ns: int, data_paging_ns: int
 ) -> Mapping[str, Time]:
-    """Return the time of each kind.
+    """Return the times by kind, such as ``user`` or ``paging``: see :data:`STATES`.
 
     :param paging_ns: Sum of the durations of current page faults.
-    :param data_paging_ns: The same of faults on mappings that are not executable.
+    :param data_paging_ns: Sum for page faults on mappings that are not executable.
     """
     split = "time on the CPU is exact; ticks sampled the mode it was in"
     if accounting.precise_cputime:
@@ -504,8 +504,8 @@ GELATO_NOW: Mapping[TaskClass, str] = {
     TaskClass.TRC: "STOPPED",
     TaskClass.ZMB: "ZOMBIE",
 }
-"""Maps classes to the timer that runs; for other classes, but CPU, it is that of the
-sleep: see :data:`SLEEPS`."""
+"""Maps classes to Gelato's timer that runs; in other classes, except CPU, a timer of
+:data:`SLEEPS` runs."""
 
 SLEEPS = {False: "INTERRUPTIBLE_SLEEP", True: "UNINTERRUPTIBLE_SLEEP"}
 """Maps whether a sleep is uninterruptible to its timer."""
@@ -528,7 +528,7 @@ executable mapping is TFAULT."""
 
 
 def known_sum(values: Sequence[int | None]) -> Known:
-    """Return the sum of the known values, and whether all are known.
+    """Return the sum of the known values: ``exact`` if all are known, else ``lower``.
 
     :return: ``None`` if no value is known.
     """
@@ -561,11 +561,11 @@ class StateTime(Struct, frozen=True):
     """Accuracy of ``ns``; "none" if it is unknown."""
 
     now_threads: int | None
-    """Number of threads in it now; ``None`` if unknown. A thread is in one state of
-    each family."""
+    """Number of threads in the state now; ``None`` if unknown. A thread is in one state
+    of each family."""
 
     now_ns: int | None
-    """Sum of their ages in it; of running threads since they came to the CPU."""
+    """Sum of their times in the state; for running threads, since they got the CPU."""
 
     reason: str
     """Where the time comes from, or why there is none."""
@@ -639,9 +639,9 @@ def _in_unknown_mode(tasks: TaskTable, now: TaskState) -> Booleans:
 
 
 def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
-    """Return which threads are in each state now.
+    """Map Gelato's states to the threads that are in them now.
 
-    Each thread is in one, unless it runs in an unknown mode.
+    Each thread is in one state, unless it runs in an unknown mode.
     """
     of: dict[str, Booleans] = {}
     for task_class, name in GELATO_NOW.items():
@@ -657,7 +657,7 @@ def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
 def _solaris(
     tasks: TaskTable, now: TaskState, text_faults: Booleans | None
 ) -> dict[str, Booleans]:
-    """Return which threads are in each state now: each that is alive is in one."""
+    """Map Solaris's states to the threads in them now; zombies are in none."""
     of: dict[str, Booleans] = {}
     for timer, inside in _gelato(tasks, now).items():
         if timer in SOLARIS_NOW:
@@ -672,7 +672,7 @@ def _solaris(
 def sums(
     lives: Microstates, parts: Breakdown, accounting: Accounting, selected: Booleans
 ) -> StateSums:
-    """Sum up the times that the kernel keeps, over some threads."""
+    """Sum up the times that the kernel keeps, over the selected threads."""
 
     def total(values: Nanoseconds) -> int:
         return int(values[selected].sum())

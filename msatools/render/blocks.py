@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocks of a report, independent of the output device, and cells in them."""
+"""Blocks of a report (text, tables, trees, charts) and cells, for any device."""
 
 import pwd
 from abc import abstractmethod
@@ -27,19 +27,19 @@ class Span(Struct, frozen=True):
 
 
 class Advice(Span, frozen=True):
-    """What to type to see more, and what joins it to the text before.
+    """A hint at an option that shows more, with the punctuation before it.
 
-    A page, which has no options, leaves it out.
+    HTML pages leave it out, because they have no options.
     """
 
 
 def advice(words: str, joint: str = ": ") -> Advice:
-    """Return what to type to see more: ``-v shows them``."""
+    """Return a hint such as ``-v shows them``, with *joint* before it."""
     return Advice(f"{joint}{words}", "dim")
 
 
 class Mark(Span, frozen=True):
-    """Coloured signs; a printer without colours prints the text instead."""
+    """Signs in a colour; where they cannot be printed, the text is printed instead."""
 
     colour: str | None = None
     """``#rrggbb``."""
@@ -58,11 +58,11 @@ class Text(Struct, frozen=True):
     spans: tuple[Cell, ...]
 
     narrow: Literal["flow", "cut", "keep"] = "flow"
-    """What becomes of a line that is wider than the terminal: it goes on in further
-    lines; or its end is cut off, unless more detail is wanted; or nothing."""
+    """How a line that is wider than the terminal is printed: ``flow`` wraps it, ``cut``
+    cuts its end off (with -v, wraps it), ``keep`` prints it as it is."""
 
     hang: int | None = None
-    """Where the further lines begin, in columns; ``None`` for a little to the right."""
+    """Indentation of wrapped lines, in columns; ``None`` for 2 more than the first."""
 
 
 def term(name: str, width: int, meaning: str) -> Text:
@@ -77,12 +77,12 @@ def line(*spans: Cell) -> Text:
 
 
 def cut_line(*spans: Cell) -> Text:
-    """Return a line that is one of many, such as a line of a tree."""
+    """Return a line that is cut, not wrapped, if too wide, such as a line of a tree."""
     return Text(spans, narrow="cut")
 
 
 def verbatim(words: str) -> Text:
-    """Return a line for another program."""
+    """Return a line that is never cut or wrapped: input for another program."""
     return Text((words,), narrow="keep")
 
 
@@ -96,54 +96,54 @@ class Column(Struct, frozen=True):
     align: Literal["left", "right"] = "left"
 
     worth: int | None = None
-    """Where a table is too wide, its columns of least worth are left out first, and of
-    equal worth the last. ``None`` if the answer makes no sense without the column."""
+    """If a table is too wide, the column of least worth is left out first; of equal
+    worth, the last one. ``None`` if the column is never left out."""
 
     least: int | None = None
-    """Where a table is too wide, long cells are cut to so many characters before any
-    column is left out. ``None`` if a cell makes no sense without its end."""
+    """If a table is too wide, cells are cut to this minimum width in characters before
+    any column is left out. ``None`` if cells are never cut."""
 
     keeps: Side = "start"
-    """The part of a cell that is kept: the end of a path says more than its start."""
+    """The part of a cut cell that is kept; ``end`` for paths, whose end says more."""
 
     is_key: bool = False
-    """Whether the column says what a row is about. If all columns of a table must be
-    shown, they are put below each other, each part with the keys. The first column is
-    a key if none is."""
+    """Whether the column identifies a row. A table that must show all columns but is
+    too wide is divided into parts below each other, each with the keys. The first
+    column is a key if none is."""
 
     called: str | None = None
-    """What the line about columns that are left out calls it, if not by its header."""
+    """Name in the line on columns left out; ``None`` for the header."""
 
 
 def free_text(
     header: str, worth: int | None = None, *, least: int = 16, keeps: Side = "start"
 ) -> Column:
-    """Return a column of words of any length."""
+    """Return a column for text of any length; see :attr:`Column.least`."""
     return Column(header, worth=worth, least=least, keeps=keeps)
 
 
 class CellColumns(Sequence[Sequence[Cell]]):
-    """Rows of cells that are made column by column: there may be very many."""
+    """Rows of a table, made by column and in batches because there may be very many."""
 
     @abstractmethod
     def batches(self) -> Iterator[Sequence[Sequence[Cell]]]:
-        """Yield the cells of each column, of some rows at a time."""
+        """Yield batches of rows, each as a sequence of cells for every column."""
 
 
 class More(Struct, frozen=True):
-    """How many rows, or other things, there are besides those that a block has."""
+    """The number of rows or items that a block leaves out."""
 
     what: str
-    """What a row is, in the singular: ``row``."""
+    """Noun for a row or item, in the singular: ``row``."""
 
     left: int = 0
     """Number of rows that are left out; negative if there is room for more."""
 
     is_chosen: bool = False
-    """Whether the user chose how many are shown; if not, the screen limits it."""
+    """Whether the user chose the number of rows; if not, the screen limits it."""
 
     names: Sequence[str] = ()
-    """What those that are left out are called, if known; several may share a name."""
+    """Names of the rows left out, if known; several may share a name."""
 
     @property
     def lines(self) -> tuple[Text, ...]:
@@ -174,20 +174,20 @@ class Table(Struct, frozen=True):
     """Lines below rows, by the index of the row."""
 
     keeps_all: bool = False
-    """Whether no column is left out: the user chose them, or they are all alike."""
+    """Whether all columns are kept: the user chose them, or all are equally useful."""
 
     narrower: "Table | None" = None
-    """A table that says the same in fewer columns, where this is too wide."""
+    """The table to print instead if this one is too wide; ``None`` if there is none."""
 
 
 class Items(Struct, frozen=True):
-    """Things of one line or several each, as many as a screen has room for."""
+    """Items of one or more lines each; a screen shows as many as fit."""
 
     items: Sequence[Sequence[Text]]
     more: More
     names: Sequence[Sequence[str]] = ()
-    """What each item has is called on the line about those that are left out, if at
-    all: an item may stand for several things."""
+    """The names of each item, for :attr:`More.names` if the item is left out; an item
+    may stand for several things. Empty if items have no names."""
 
     least: int = 1
     """How many items are shown even if the screen has no room for them."""
@@ -260,7 +260,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 def share(ns: int, of_ns: int) -> str:
     """
-    Return a share of one CPU in percent.
+    Return *ns* in percent of *of_ns*; ``-`` if that is not positive.
 
     >>> share(237, 1000), share(1, 10**6), share(3, 1)
     ('23.7', '0.0', '300')
@@ -296,6 +296,6 @@ def state_cell(state: str | None) -> Cell:
 def more(left: int, what: str) -> Iterator[Text]:
     """Yield a line with the number of rows left out, if there are any.
 
-    A table has its own: :attr:`msatools.render.blocks.Table.more`.
+    Not for tables, which have :attr:`msatools.render.blocks.Table.more`.
     """
     yield from More(what, left).lines

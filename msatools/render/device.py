@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What text is written to: its size and colours; and how blocks are printed on it."""
+"""The output device, its size and colours; prints blocks on it."""
 
 import os
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ Colour = Literal["auto", "always", "never"]
 
 
 Colours = Literal["standard", "256", "truecolor"]
-"""The colours of a device, by rich's names: those that a terminal has names for, such
-as red; those of xterm; any ``#rrggbb``."""
+"""The colours of a device, by rich's names: the 16 of ANSI, the 256 of xterm, or any
+``#rrggbb``."""
 
 
 class Device(Struct, frozen=True):
-    """What text is written to; by default a file, which has neither end nor colours."""
+    """An output device; by default a file, without size and colours."""
 
     width: int | None = None
     """Columns of the terminal; ``None`` for no limit."""
@@ -31,14 +31,14 @@ class Device(Struct, frozen=True):
 
     colours: Colours | None = None
     has_signs: bool = False
-    """Whether it can show all characters."""
+    """Whether the device can print all of Unicode, not only ASCII."""
 
     full: bool = False
-    """Whether all columns are shown, and all of lines that are not in tables (-v)."""
+    """Whether to show all columns, and lines outside tables in full (-v)."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether text is printed as in a pipe."""
+        """Whether text is printed without colours, and not fitted to a width."""
         return self.width is None and self.colours is None
 
 
@@ -46,10 +46,10 @@ _DEFAULT_SIZE = os.terminal_size((80, 24))
 
 
 def terminal_size(out: TextIO) -> os.terminal_size:
-    """Return the current size of a terminal, 80x24 if it does not know.
+    """Return the current size of a terminal; 80x24 if unknown.
 
-    The environment does not change with the terminal; it is only used for a pipe to a
-    terminal, such as that of ``--sandbox``.
+    ``COLUMNS`` and ``LINES``, which do not follow a resize, are only used for a pipe to
+    a terminal, such as that of ``--sandbox``.
     """
     try:
         current = os.get_terminal_size(out.fileno())
@@ -62,7 +62,7 @@ def terminal_size(out: TextIO) -> os.terminal_size:
 
 def device_of(out: TextIO, colour: Colour = "auto", *, full: bool = False) -> Device:
     """
-    Return what a stream writes to.
+    Return the device that a stream writes to.
 
     A pipe or file has no size, but ``COLUMNS`` may set a width for coloured output.
 
@@ -88,10 +88,10 @@ def _wants_colours() -> bool:
 
 
 def _colours(out: TextIO) -> Colours:
-    """Return the colours of the terminal that a stream is, or leads to."""
+    """Return the colours of the terminal that a stream writes to."""
     if os.environ.get("TERM", "").endswith("-direct"):
         return "truecolor"
-    # Not in a pipe: it takes 20 ms.
+    # rich takes 20 ms to import, which output without colours need not pay.
     from rich.console import Console
 
     found = Console(file=out, force_terminal=True).color_system
@@ -99,7 +99,7 @@ def _colours(out: TextIO) -> Colours:
 
 
 def _wanted(name: str) -> int | None:
-    """Return a positive number from the environment."""
+    """Return a positive number from the environment; ``None`` if there is none."""
     word = os.environ.get(name, "")
     return int(word) if word.isdecimal() and int(word) else None
 
@@ -107,7 +107,7 @@ def _wanted(name: str) -> int | None:
 def show(blocks: Iterable[Block], out: TextIO, device: Device | None = None) -> None:
     """Print blocks, styled and fitted to the terminal if there is one.
 
-    :param device: What *out* writes to, if the user's options say so.
+    :param device: The device of *out*; ``None`` to detect it.
     """
     device = device_of(out) if device is None else device
     if device.is_plain:

@@ -52,9 +52,9 @@ def heading(
     """
     Yield the table of the two files, the time between them, and all notes.
 
-    :param title: Title of the column of the files.
+    :param title: Header of the column with the names of the files.
     :param notes: Notes of the comparison.
-    :param more: More columns, each with the cells of both files.
+    :param more: Further columns, each with its cells for the first and second file.
     """
     columns = (
         free_text(title, keeps="end"),
@@ -99,7 +99,7 @@ def _table(changes: Sequence[RowChange], more: More) -> Table:
     columns = (
         Column("", is_key=True),
         *(_key(_title(name)) for name in first.key),
-        # Those that come first are worth most.
+        # Worth falls from left to right: the last columns are left out first.
         *(Column(_title(n), "right", -i) for i, n in enumerate(counts)),
         *(free_text(_title(n), -i, least=12) for i, n in enumerate(facts)),
     )

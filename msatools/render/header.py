@@ -46,7 +46,7 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
 
 
 def _log(target: Target, log: LogSpan) -> str:
-    """Return what a kernel's log is."""
+    """Describe a kernel log: its lines, boot, period and kernel."""
     words = [f"a kernel log, {plural(log.lines, 'line')}"]
     if (log.first_line, log.last_line) != (1, log.lines) and log.boots > 1:
         words.append(f"boot {log.boot} of {log.boots} in {_lines(log)}")
@@ -66,7 +66,7 @@ def _what_is_missing(target: Target) -> str:
 
 
 def times(report: Report) -> Iterator[str]:
-    """Yield the time of a report, and its interval."""
+    """Yield the time and the interval of a report, as far as known."""
     if report.taken_at_ns is not None:
         yield f"now {report.taken_at_ns / 1e9:.3f} s"
     if report.interval_ns is not None:
@@ -74,7 +74,7 @@ def times(report: Report) -> Iterator[str]:
 
 
 def losses(report: Report) -> list[str]:
-    """Return the losses of a report on tasks, except unreadable tasks, as text."""
+    """Return a report's counts of lost data, as text, except unreadable tasks."""
     return [
         f"{count:,} {key.replace('_', ' ')}"
         for key, count in report.coverage.items()
@@ -83,7 +83,7 @@ def losses(report: Report) -> list[str]:
 
 
 def among_read(report: Report) -> str:
-    """Return a limit to "none": a broken list may hide all tasks; or nothing."""
+    """Return words that qualify "No task" if tasks were lost; otherwise empty."""
     lost = any(map(report.coverage.get, ("tasks_unreadable", "lists_broken")))
     return " among the tasks that could be read" if lost else ""
 

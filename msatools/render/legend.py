@@ -23,7 +23,7 @@ from msatools.render.blocks import (
 )
 from msatools.render.plain import cell_text
 
-# --- Prints legends: what was asked for with --why, or all that a report has (-v).
+# --- Prints legends: entries named by --why, or for all names in a report (-v).
 
 
 _BOUNDS = {
@@ -35,16 +35,16 @@ _BOUNDS = {
 }
 
 _MOST_ROWS = 2000
-"""Rows of a table that are searched for names: there may be very many."""
+"""Maximum rows of a table to search for names: there may be very many."""
 
 _VALUE = re.compile(r"([~<>=?])[\d.]|(-)$")
-"""A value with a mark before it, or the mark for none."""
+"""A number with a mark of accuracy before it, or ``-`` for no value."""
 
 
 def why_lines(name: str, kind: str, words: str, bound: str = "exact") -> Iterator[Text]:
     """Yield the explanation of one name.
 
-    :param kind: What it is the name of; empty if that is plain.
+    :param kind: Kind of the name: ``state of a task``; empty to leave it out.
     """
     about = "".join(f"  {each}" for each in (kind, _BOUNDS[bound]) if each)
     yield line(Span(name, "title"), Span(about, "dim"))
@@ -63,9 +63,9 @@ def legend_blocks(legend: Legend) -> Iterator[Block]:
 
 
 def with_key(blocks: Iterable[Block], legend: Legend) -> Iterator[Block]:
-    """Yield a report, and below it what the names in it mean: a line for each kind.
+    """Yield a report, and below it the meanings of its names: a line for each group.
 
-    Nothing is added to a report for another program, such as a graph.
+    Nothing is added to output for another program, such as a graph.
     """
     shown = list(blocks)
     yield from shown
@@ -89,7 +89,7 @@ def _key_line(group: Group, entries: Sequence[Entry]) -> Text | None:
 
 
 class _Found:
-    """The names in a report, by where they are."""
+    """The names in a report: its headers, cells, words and lines."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._cells: dict[str, set[str]] = {}
@@ -99,7 +99,7 @@ class _Found:
             self._add(block)
 
     def entries(self, group: Group) -> list[Entry]:
-        """Return the entries of a group that the report has."""
+        """Return the entries of a group whose names the report shows."""
         names = self._names(group)
         return [entry for entry in group.entries if entry.name in names]
 
@@ -146,8 +146,8 @@ class _Found:
 
 # --- Converts the documentation's Markdown to blocks, for msa help.
 #
-# It knows what our pages use: headings, paragraphs, lists, tables, fenced blocks, and
-# links, code and bold text within a line.
+# It supports only the Markdown of docs/: headings, paragraphs, lists, tables, fenced
+# blocks, and links, code and bold text within a line.
 
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
@@ -158,17 +158,17 @@ _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _RULE = re.compile(r"\|[-:| ]+\|?")
 
 _LEAST_WIDTH = 8
-"""Columns of a table's cell, at least: it goes on below."""
+"""Minimum width of a table's column; longer cells are wrapped or cut."""
 
 
 PAGE_WIDTH = 80
-"""Columns of a paragraph: longer lines are hard to read."""
+"""Maximum width of a paragraph in columns: longer lines are hard to read."""
 
 
 def markdown_blocks(page: str, topic_of: Callable[[str], str]) -> Iterator[Block]:
     """Yield the blocks of a page.
 
-    :param topic_of: Returns words on where a link leads; empty if there are none.
+    :param topic_of: Maps the target of a link to text to show after it, or "".
     """
     lines = iter(page.splitlines())
     paragraph: list[str] = []
@@ -227,7 +227,7 @@ def _table(lines: list[str], topic_of: Callable[[str], str]) -> Table:
 
 
 def _inline(words: str, topic_of: Callable[[str], str]) -> str:
-    """Return the text of a line without its marks."""
+    """Return a line of Markdown without its markup."""
 
     def link(found: re.Match[str]) -> str:
         topic = topic_of(found[2])

@@ -47,8 +47,8 @@ def on_text(on: WaitTarget) -> str:
     """
     Return a short description of the object that a task waits on.
 
-    >>> on_text(On(kind="pipe", inode=123)), on_text(On(kind="child", pid=12))
-    ('pipe:[123]', 'pid 12')
+    >>> on_text(WaitTarget(kind="pipe", inode=123))
+    'pipe:[123]'
     """
     write = _WRITERS.get(on.kind, _other)
     return write(on)

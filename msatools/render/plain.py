@@ -32,11 +32,11 @@ from msatools.render.blocks import (
 GAP = "  "
 
 Part = Mapping[int, int]
-"""The columns that stand beside each other: maps the index of each to its width."""
+"""Columns printed side by side: maps the index of each to its width."""
 
 
 class TableLayout(Struct, frozen=True):
-    """The columns to show."""
+    """The columns of a table to show, and their widths."""
 
     parts: tuple[Part, ...]
     """Parts of the table, below each other; one unless all columns must be shown."""
@@ -88,7 +88,7 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def _by_worth(columns: Sequence[Column]) -> list[int]:
-    """Return the columns that can be left out, in this order."""
+    """Return the indexes of columns that may be left out, the first to go first."""
     ranked = [
         (column.worth, -index)
         for index, column in enumerate(columns)
@@ -100,7 +100,7 @@ def _by_worth(columns: Sequence[Column]) -> list[int]:
 def _widened(
     part: Sequence[int], natural: Sequence[int], least: Sequence[int], width: int
 ) -> Part:
-    """Divide the room that is left evenly among the columns that are cut."""
+    """Return the widths of a part's columns; cut columns share the spare width."""
     room = max(width - _total(least[i] for i in part), 0)
     wanting = sorted((natural[i] - least[i], i) for i in part if natural[i] > least[i])
     widths = {i: least[i] for i in part}
@@ -186,7 +186,7 @@ def columns_of(text: str) -> int:
     >>> columns_of("abc"), columns_of("日本"), columns_of("e\\u0301")
     (3, 4, 1)
     """
-    # Almost all text is ASCII but for what is cut. In a pipe, rich is not imported.
+    # Almost all text is ASCII but for the … of cut text; this saves importing rich.
     if text.isascii() or text.replace("…", "").isascii():
         return len(text)
     from rich.cells import cell_len
@@ -240,11 +240,11 @@ class MeasuredTable:
         # The cells of a table with 40,000 rows take 100 MB, their texts a tenth.
         # Escaped texts do not contain the separator.
         self._batches: list[list[str]] = []
-        """The texts of each column, of some rows at a time."""
+        """Batches of rows; of each batch, the joined texts of every column."""
 
         self._count = 0
         self._styles: dict[int, list[Style | None]] = {}
-        """Styles by the index of the row, of those that have any."""
+        """Maps the index of each row with styles to the styles of its cells."""
 
         for columns in _batches(table.rows):
             self._add(columns)
@@ -258,7 +258,7 @@ class MeasuredTable:
             cells = columns[index] if index < len(columns) else [""] * count
             texts = self._texts(cells, index)
             column = _SEPARATOR.join(texts)
-            # Most are ASCII.
+            # Most columns are ASCII, for which len() is right and fast.
             measure = len if column.isascii() else columns_of
             self.widths[index] = max(header_width, *map(measure, texts))
             joined.append(column)
@@ -266,7 +266,7 @@ class MeasuredTable:
         self._count += count
 
     def _texts(self, cells: Sequence[Cell], index: int) -> Sequence[str]:
-        """Return the texts of the cells of a column, escaped, and note their styles."""
+        """Return the escaped texts of a column's cells, and note their styles."""
         texts = cast(Sequence[str], cells)
         if not {*map(type, cells)} <= {str}:
             self._note_styles(cells, index)
@@ -274,7 +274,7 @@ class MeasuredTable:
         return texts if "".join(texts).isprintable() else list(map(escape, texts))
 
     def _note_styles(self, cells: Iterable[Cell], index: int) -> None:
-        """Note the styles of the cells of a column, of rows that are about to come."""
+        """Note the styles of a column's cells, in the rows being added."""
         for row, cell in enumerate(cells, self._count):
             if not isinstance(cell, str) and cell.style:
                 styles = self._styles.setdefault(row, [None] * len(self.widths))
@@ -294,13 +294,13 @@ class MeasuredTable:
             yield from map(list, zip(*columns, strict=True))
 
     def batches(self) -> Iterator[list[list[str]]]:
-        """Yield the texts of each column, of some rows at a time."""
+        """Yield batches of rows, each as a list of texts for every column."""
         for columns in self._batches:
             yield [column.split(_SEPARATOR) for column in columns]
 
 
 def _batches(rows: Sequence[Sequence[Cell]]) -> Iterator[Sequence[Sequence[Cell]]]:
-    """Yield the cells of each column, of some rows at a time."""
+    """Yield batches of rows, each as a sequence of cells for every column."""
     if isinstance(rows, CellColumns):
         yield from rows.batches()
         return
@@ -321,7 +321,7 @@ class RowLayout:
         ).format
 
     def texts(self, columns: Sequence[Sequence[str]]) -> Iterator[str]:
-        """Return rows, by the texts of their columns, as lines without styles."""
+        """Return rows as lines without styles, from the texts of each column."""
         if not all(map(str.isascii, map("".join, columns))):
             return map(self.text, zip(*columns, strict=True))
         # The usual case; there may be very many rows.
@@ -409,9 +409,9 @@ def cell_text(cell: Cell) -> str:
 
 
 def sort_order(cells: Sequence[Cell], *, reverse: bool) -> list[int]:
-    """Return the order of some cells: numbers the largest first, other texts by name.
+    """Return the indexes of cells in order: numbers descending, other text ascending.
 
-    A cell without a value comes last.
+    Cells without a value come last in either order.
 
     :param reverse: Whether the order is the other way round.
     """
@@ -423,13 +423,13 @@ def sort_order(cells: Sequence[Cell], *, reverse: bool) -> list[int]:
         order = sorted(range(len(texts)), key=lambda n: known[n], reverse=not reverse)
     else:
         order = sorted(range(len(texts)), key=lambda n: texts[n], reverse=reverse)
-    # What is missing is last either way; the sort keeps the order of equals.
+    # Cells without a value come last either way; the sort is stable.
     return sorted(order, key=lambda n: texts[n] in ("", "-"))
 
 
 def number_in(text: str) -> float | None:
     """
-    Return the number that a cell shows, in its unit's base; ``None`` if it has none.
+    Return the number in a cell, in bytes, seconds or units; ``None`` if there is none.
 
     >>> number_in("1.5 MiB"), number_in("~2m03s"), number_in("0:01.50")
     (1572864.0, 123.0, 1.5)

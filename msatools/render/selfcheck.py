@@ -65,7 +65,7 @@ def selfcheck_blocks(
 
 
 def paste_lines(report: SelfCheckReport) -> Iterator[str]:
-    """Yield the lines for a bug report, which do not name what runs there."""
+    """Yield the lines for a bug report, without names of hosts, tasks or files."""
     target, own = report.target, report.software
     yield (
         f"msa-{report.command} --self-check: msatools {own.msatools}, "

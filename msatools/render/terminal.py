@@ -48,15 +48,15 @@ from msatools.render.plain import lines as plain_lines
 
 # --- Draws blocks on a terminal, with rich.
 #
-# Ours is what rich lacks: which columns go first (msatools.render.plain), lines that
-# are broken between fields, and tables of very many rows.
+# This module adds to rich: choosing the columns to leave out (msatools.render.plain),
+# breaking lines between fields, and tables of very many rows.
 #
-# Nothing is parsed as rich's markup: rich gets text objects, of escaped text.
+# rich parses no markup: it gets Text objects with escaped text.
 
 
 MOST_DRAWN = 100
-"""Rows of a table up to which rich lays it out, at 0.5 ms a row; beyond, the same lines
-are laid out as in a pipe, in 0.02 ms a row."""
+"""Maximum rows of a table that rich lays out, at 0.5 ms a row; longer tables get the
+same lines from RowLayout, at 0.02 ms a row."""
 
 STYLES: dict[blocks.Style | None, Style | None] = {
     None: None,
@@ -72,19 +72,19 @@ Row = Sequence[Segment]
 """The pieces of one line on the terminal."""
 
 _HANG = "  "
-"""Indentation of further lines of a text, in addition to its own."""
+"""Indentation of wrapped lines, in addition to that of the first line."""
 
 _NARROWEST = 20
-"""Minimum columns of a terminal on which further lines are indented."""
+"""Minimum width of wrapped lines, in columns; if narrower, they are not indented."""
 
 _CUT = "…"
 _BAR_WIDTH = 20
 
 
 class Drawing:
-    """Draws blocks on a device that has a width, or colours.
+    """Draws blocks on a device with a width or colours.
 
-    :param most_drawn: Rows of a table up to which rich lays it out.
+    :param most_drawn: Maximum rows of a table that rich lays out.
     """
 
     def __init__(self, device: Device, most_drawn: int = MOST_DRAWN) -> None:
@@ -97,7 +97,7 @@ class Drawing:
         self._options.encoding = "utf-8" if device.has_signs else "ascii"
 
     def lines(self, block: Block) -> Iterator[Row]:
-        """Lay out a block."""
+        """Lay out a block as lines, fitted to the width if there is one."""
         if self._width is None:
             yield from map(self._segments, plain_lines(block))
         elif isinstance(block, blocks.Text):
@@ -126,14 +126,14 @@ class Drawing:
         return Segments(piece for row in rows for piece in (*row, new_line))
 
     def bar(self, done: int, total: int) -> str:
-        """Return a bar of how much is done, in a line with its codes."""
+        """Return a progress bar as text with escape codes."""
         bar = ProgressBar(max(total, 1), done, _BAR_WIDTH)
         rows = self._console.render_lines(bar, self._options, pad=False)
-        # Without colours nothing is drawn of what is not done.
+        # Without colours, rich draws only the part that is done.
         return "".join(map(self.styled, rows))
 
     def styled(self, row: Row) -> str:
-        """Return a line with the codes for its styles, without blanks at its end."""
+        """Return a line with escape codes for its styles, without trailing blanks."""
         if len(row) == 1 and row[0].style is None:
             return row[0].text.rstrip(" ")
         system = COLOR_SYSTEMS.get(self._device.colours or "")
@@ -150,7 +150,7 @@ class Drawing:
 
     def _piece(self, span: Span) -> tuple[str, Style | None]:
         if not isinstance(span, Mark) or self._device.colours in (None, "standard"):
-            # With few colours, letters say more than signs.
+            # With 16 colours or fewer, letters distinguish more classes than signs.
             return span.text, STYLES[span.style]
         text = span.signs if self._device.has_signs else span.text
         if span.colour is None:
@@ -169,7 +169,7 @@ class Drawing:
             yield from self._flowing(row, text.hang)
 
     def clipped(self, row: Row) -> Row:
-        """Return a line without what is beyond the terminal's width."""
+        """Return a line cut to the width of the terminal."""
         joined = _joined(row)
         if self._width is None or columns_of(joined) <= self._width:
             return row
@@ -177,7 +177,7 @@ class Drawing:
         return [*self._slice(row, 0, kept), Segment(_CUT[: self._width], _DIM)]
 
     def _flowing(self, row: Row, indent: int | None = None) -> Iterator[Row]:
-        """Yield a line that is too wide as several."""
+        """Yield a line, wrapped if it is too wide."""
         joined = _joined(row)
         if self._width is None or columns_of(joined) <= self._width:
             yield row
@@ -200,7 +200,7 @@ class Drawing:
     # --- tables
 
     def table_lines(self, table: Table) -> tuple[Iterator[Row], list[Row]]:
-        """Return the header and rows of a table, and lines about what is missing."""
+        """Return a table's header and rows, and lines on rows and columns left out."""
         keeps_all = self._full or table.keeps_all
         measured = MeasuredTable(table)
         layout = lay_out(
@@ -217,11 +217,11 @@ class Drawing:
     def _body(
         self, table: Table, measured: MeasuredTable, layout: TableLayout
     ) -> Iterator[Row]:
-        """Yield the header and the rows, of each part after the other."""
+        """Yield the header and rows of each part, one part below the other."""
         for number, part in enumerate(layout.parts):
             if number:
                 yield []
-            # Keys alone may be wider than the terminal.
+            # A part is wider than the terminal if its keys alone are.
             is_fitting = _width_of([*part.values()]) <= self.width
             all_rows = self._rows(table, part, measured)
             for index, rows in enumerate(all_rows, -1):
@@ -273,9 +273,9 @@ class Drawing:
     def _fitted(
         self, columns: Sequence[Column], widths: Sequence[int], texts: Sequence[str]
     ) -> list[list[str]]:
-        """Return the cells of a row, each in lines of the width of its column.
+        """Return the cells of a row, each as lines that fit the width of its column.
 
-        Those that are too wide are cut, or go on in lines below.
+        Cells that are too wide are cut; with -v they are wrapped.
         """
         fitted = []
         for column, width, text in zip(columns, widths, texts, strict=True):
@@ -295,7 +295,7 @@ class Drawing:
         yield from map(self.clipped, drawn)
 
     def _branch(self, tree: Tree) -> RichTree:
-        """Return a tree of which rich cuts the labels, or with -v wraps them."""
+        """Return rich's tree, whose labels are cut if too wide; with -v wrapped."""
         piece = span(tree.label)
         label = _rich_text([piece.text], piece.style)
         label.no_wrap = not self._full
@@ -306,7 +306,7 @@ class Drawing:
 
 
 def console_of(device: Device, out: TextIO) -> Console:
-    """Return rich's console of a device's size and colours, which parses no text."""
+    """Return a rich console with a device's size and colours that parses no markup."""
     return Console(
         file=out,
         width=device.width,
@@ -322,12 +322,12 @@ def console_of(device: Device, out: TextIO) -> Console:
 
 @lru_cache(maxsize=1024)
 def _foreground(colour: str, colours: Colours | None) -> Style:
-    # A style of rich keeps the codes that it had first, for whatever colours.
+    # A rich Style caches its codes for the first colour system: hence *colours*.
     return Style(color=colour)
 
 
 def _rich_text(below: Sequence[str], style: blocks.Style | None) -> RichText:
-    """Return some lines below each other, of one style."""
+    """Return lines of one style, one below the other."""
     return RichText("\n".join(below), STYLES[style] or "")
 
 
@@ -336,7 +336,7 @@ def _width_of(widths: Sequence[int]) -> int:
 
 
 def _left_out(table: Table, layout: TableLayout) -> Iterator[blocks.Text]:
-    """Yield a line about the columns that are left out, if there are any."""
+    """Yield a line that lists the columns left out, if there are any."""
     if not layout.left_out:
         return
     columns = [table.columns[index] for index in layout.left_out]
@@ -346,7 +346,7 @@ def _left_out(table: Table, layout: TableLayout) -> Iterator[blocks.Text]:
     yield blocks.line(Span(f"… left out: {names}", "dim"), how)
 
 
-# --- the widths of text, by rich's tables
+# --- cutting and breaking text by its width in columns
 
 
 def _joined(row: Row) -> str:
@@ -354,11 +354,11 @@ def _joined(row: Row) -> str:
 
 
 def _fitting(text: str, width: int) -> int:
-    """Return the number of leading characters that fit in a number of columns."""
+    """Return the number of leading characters that fit in *width* columns."""
     if text.isascii():
         return min(len(text), width)
     kept = set_cell_size(text, width)
-    # Half of a wide character is a blank, which the text does not have there.
+    # rich replaces half of a wide character by a blank, which is not in the text.
     return len(kept) if text.startswith(kept) else len(kept) - 1
 
 
@@ -384,11 +384,12 @@ def cut(text: str, width: int, keeps: Side = "start") -> str:
 
 def breaks(text: str, width: int, further: int) -> list[tuple[int, int]]:
     """
-    Divide a line between words, if possible where two spaces are.
+    Divide a line between words, preferably at two spaces, which separate fields.
 
-    rich breaks lines as well, but knows no fields.
+    rich breaks lines as well, but not by fields.
 
-    :param further: Columns of all lines but the first.
+    :param width: Columns of the first part.
+    :param further: Columns of each further part.
     :return: Start and end of each part, without the spaces between them.
     """
     parts = []
@@ -405,7 +406,7 @@ def breaks(text: str, width: int, further: int) -> list[tuple[int, int]]:
 
 
 def _end_of_words(text: str, fits: int) -> int:
-    """Return where to break a text of which only *fits* characters fit."""
+    """Return the index at which to break a text: at most *fits*, between words."""
     indent = len(text) - len(text.lstrip(" "))
     gap = text.rfind("  ", 0, fits + 1)
     if gap > max(indent, fits // 2):
@@ -423,29 +424,29 @@ _ARGUMENT = re.compile(r" -n$")
 
 
 def _is_glued(text: str, space: int) -> bool:
-    """Return whether a space is between a number and its unit or what it numbers, or
-    between an option and its argument."""
+    """Return whether a line must not be broken at a space: in ``5 GiB``, ``pid 7`` or
+    ``-n 7``."""
     if _UNIT.match(text, space):
         return text[space - 1].isdigit()
     before = text[:space]
     if _ARGUMENT.search(before):
         return True
-    # The space may be the last character.
+    # A slice, because the space may be the last character.
     following = text[space + 1 : space + 2]
     return following.isdigit() and _NUMBERED.search(before) is not None
 
 
 # --- Fits the blocks of a report to a terminal.
 #
-# A report that stays on the terminal has no more rows than the screen; one that is
-# drawn in place of the last has no more lines either.
+# A printed report (drawn()) has no more rows of tables and items than the screen; a
+# live report (fit()), which replaces the last, has no more lines than the screen.
 
 
 _PROMPT_LINES = 1
 
 
 def drawn(blocks: Iterable[Block], device: Device) -> Iterator[str]:
-    """Yield the lines of a report, with the codes for their styles."""
+    """Yield the lines of a report, with escape codes for their styles."""
     drawing = Drawing(device)
     if device.height is not None:
         blocks = _limited(list(blocks), drawing, device.height)
@@ -454,9 +455,9 @@ def drawn(blocks: Iterable[Block], device: Device) -> Iterator[str]:
 
 
 def _limited(blocks: list[Block], drawing: Drawing, height: int) -> list[Block]:
-    """Leave out the rows of tables, and other things, that the screen is too small for.
+    """Leave out rows of tables and items for which the screen is too small.
 
-    If the other lines leave little room, half of the screen is used.
+    They get at least half of the screen, even if other lines leave less room.
     """
     lengths = []
     others = 0
@@ -485,7 +486,7 @@ def _is_limited(block: Block) -> bool:
 
 
 def _further_lines(table: Table, drawing: Drawing, height: int) -> int:
-    """Return the number of lines of a table besides its rows, if not all are shown."""
+    """Return the number of a table's lines besides its rows, if rows are left out."""
     more = replace(table.more, left=len(table.rows)) if table.more else None
     shown = replace(_first_rows(table, height), more=more)
     _, foot = drawing.table_lines(shown)
@@ -502,7 +503,7 @@ def _count(rows: Iterable[Row]) -> int:
 
 
 def _shortened(block: Block, most: int, drawing: Drawing) -> Block:
-    """Return a block with at most so many rows, or lines of items; at least one."""
+    """Return a block of at most *most* rows or lines, but at least Items.least."""
     if isinstance(block, Items):
         ends = list(accumulate(_lengths(block, drawing)))
         fitting = max(sum(end <= most for end in ends), block.least)
@@ -535,7 +536,7 @@ def fit(
         if not isinstance(block, Table):
             parts.append(list(drawing.lines(block)))
             continue
-        # Rows that are not shown must not cost time, nor widen the columns.
+        # Rows beyond the screen must not cost time, nor widen the columns.
         left_out += max(len(block.rows) - height, 0)
         shown = _first_rows(block, height)
         body, foot = drawing.table_lines(shown)
@@ -546,7 +547,7 @@ def fit(
 
 
 def _most(lengths: list[int], height: int) -> int:
-    """Return the maximum lines of a block so that all blocks fit; at least one."""
+    """Return the maximum lines of each block so that all blocks fit; at least 1."""
     room, parts = height, len(lengths)
     for length in sorted(lengths):
         if length * parts > room:

@@ -35,7 +35,7 @@ _BAD: Collection[str] = (
 
 
 def numbers_text(numbers: Collection[int], verbose: bool = True) -> str:
-    """Return numbers as ranges; only the first ones if there are many."""
+    """Return numbers as ranges; if not *verbose*, at most the first :data:`_RANGES`."""
     return ranges(numbers, None if verbose else _RANGES) or "none"
 
 
@@ -142,7 +142,7 @@ Write = Callable[[Cpu, CpuContext], Cell]
 
 
 def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
-    """Return the default columns."""
+    """Return the names of the default columns, without ``set`` or ``gst`` if unused."""
     leave_out = set(_ON_REQUEST)
     if all(cpu.set == "default" for cpu in cpus):
         leave_out.add("set")
@@ -152,7 +152,7 @@ def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
 
 
 def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
-    """Return the headers of columns; those of mpstat are lower case as there."""
+    """Return the columns with these names; headers known from mpstat are lower case."""
     return tuple(
         Column(
             name.upper() if name in _UPPER else name,
@@ -166,7 +166,7 @@ def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def write(name: str, cpu: Cpu, about: CpuContext) -> Cell:
-    """Return one cell."""
+    """Return the cell of a CPU in the column *name*."""
     return _WRITERS[name](cpu, about)
 
 
@@ -204,7 +204,7 @@ def total_ns(cpu: Cpu) -> int | None:
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    # These are unknown only without a hypervisor or guests: 0.
+    # Steal and guest times are unknown only without a hypervisor or guests, so 0.
     return sum(known) + (cpu.st_ns or 0) + (cpu.gst_ns or 0)
 
 
@@ -282,11 +282,11 @@ _LEAST_WORTH = (
     *("srw", "smtx", "syscl", "gst", "nice", "softirq", "tlb", "minf", "xcal", "mjf"),
     *("soft", "migr", "icsw", "intr", "wt", "csw", "st", "irq"),
 )
-"""Columns that are left out where a table is too wide, from the first."""
+"""Columns to leave out if a table is too wide, the first to go first."""
 
 _WORTH = {name: worth for worth, name in enumerate(_LEAST_WORTH)}
 _LEAST = {"set": 10, "current": 10, "state": 12}
-"""Columns of long texts, and the length that they may be cut to."""
+"""Maps columns of long text to the minimum width that cells may be cut to."""
 
 _WHY = {
     ("smtx", "srw", "syscl"): "Linux counts none by CPU",

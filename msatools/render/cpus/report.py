@@ -56,16 +56,16 @@ __all__ = (
     "cpus_blocks",
 )
 
-# --- A plan to set CPUs apart: commands to copy, between comments of a shell.
+# --- A plan to isolate CPUs: commands to copy, between shell comments.
 
 
 _SHOWN = 8
 
 
 def plan_lines(plan: CpuPlan) -> Iterator[Block]:
-    """Yield the lines of a plan, of which all but the commands begin with ``#``.
+    """Yield the lines of a plan; all but the commands begin with ``#``.
 
-    None goes on in a further line, which would be no comment.
+    No line is wrapped, because its second half would not be a comment.
     """
     apart, others = ranges(plan.cpus), ranges(plan.others)
     head = f"# To set CPU {apart} apart, and leave {others} for all else; not run here"
@@ -82,7 +82,7 @@ def plan_lines(plan: CpuPlan) -> Iterator[Block]:
 
 
 def comments(lines: Iterable[Block]) -> Iterator[Block]:
-    """Yield the lines of a report around a plan, so that a shell passes over them."""
+    """Yield the lines of a report around a plan, as shell comments."""
     for each in lines:
         yield _whole("# ", *each.spans) if _has_text(each) else each
 
@@ -96,7 +96,7 @@ def _has_text(block: Block) -> TypeGuard[Text]:
 
 
 def _numbers(rest: PlanRest) -> str:
-    """Return which interrupts or tasks stay."""
+    """Return the numbers of interrupts or tasks that stay; empty if there are none."""
     if rest.irqs:
         return f" (irq {ranges(rest.irqs, _SHOWN)})"
     if rest.pids:
@@ -178,7 +178,7 @@ def _facts(report: CpusReport) -> Iterator[str]:
         yield f"interval {report.interval_ns / 1e9:.3f} s, counts per second"
 
 
-# --- mpstat
+# --- the table of CPUs, as mpstat's
 
 
 def _cpus(
@@ -242,7 +242,7 @@ def _stacks(report: CpusReport) -> Iterator[Block]:
             yield cut_line(f"    {frame}")
 
 
-# --- psrinfo
+# --- the table of processors, as psrinfo's
 
 
 def _info(report: CpusReport, rows: int | None) -> Iterator[Block]:
@@ -273,7 +273,7 @@ def _info(report: CpusReport, rows: int | None) -> Iterator[Block]:
 
 
 def _topology(report: CpusReport) -> str:
-    """Return the numbers of packages, cores, threads and nodes of online CPUs."""
+    """Return the counts of packages, cores, threads and nodes; empty if unknown."""
     known = [cpu.processor for cpu in report.cpus if cpu.online]
     packages = {processor.package for processor in known}
     cores = {processor.siblings for processor in known}
@@ -318,7 +318,7 @@ def _idle_state(cpu: Cpu) -> str:
     return name if depth is None else f"{name} ({depth})"
 
 
-# --- the foot
+# --- coverage and notes, below the report
 
 _LOSSES = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders what stands still, who holds it up, and the evidence."""
+"""Renders stalled CPUs, RCU and cross calls, their culprits, and the evidence."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,17 +34,17 @@ from msatools.reports.units import duration
 from msatools.tasks.waits import function_text
 
 _ALIKE, _SHOWN = 4, 3
-"""Stalls of one kind with the same culprit that are all shown, and how many are if
-there are more."""
+"""Maximum number of stalls of one kind and culprit that are all shown; the number
+shown if there are more."""
 
 _TASKS = 5
-"""Tasks that are named of those that wait for a grace period, unless all are wanted."""
+"""Maximum number of waiters for a grace period to list without -v."""
 
 
 def stall_lines(stalls: Stalls, *, verbose: bool) -> Iterator[Block]:
     """Yield the findings, then the evidence.
 
-    :param verbose: Whether to show what is below its limit, too.
+    :param verbose: Whether to show stalls below their limits, too.
     """
     yield from _limits(stalls.limits)
     if stalls.halted_ns is not None:
@@ -86,7 +86,7 @@ def _alike(stalls: Sequence[Stall]) -> list[list[Stall]]:
     """Group the stalls of one kind that have the same culprit, in order."""
     groups: dict[tuple[str, int | None], list[Stall]] = {}
     for stall in stalls:
-        # Those without a known culprit are alike, too.
+        # Stalls without a culprit, or of the culprit itself, form one group a kind.
         own = None if stall.culprit_cpu in stall.cpus else stall.culprit_cpu
         key = (stall.kind, own)
         groups.setdefault(key, []).append(stall)
@@ -111,7 +111,7 @@ _ON = {True: "on", False: "off", None: "unknown"}
 def _stall(stall: Stall, style: Style | None) -> Iterator[Block]:
     mark = "! " if style else ". "
     yield line(Span(mark + stall.text, style))
-    # The text has the first step.
+    # stall.text includes the first step.
     for step in stall.chain[1:]:
         yield line(INDENT, step)
     words = {
@@ -205,7 +205,7 @@ def _grace_period(rcu: GracePeriod | None, verbose: bool) -> Iterator[Block]:
         ago = "" if quiet is None else f" last active {duration(quiet)} ago"
         parts.append(f"thread {rcu.thread.pid} {rcu.thread.comm}{ago}")
     yield line("RCU: " + ", ".join(parts))
-    # One may hold up both.
+    # A reader may block a normal and an expedited grace period.
     for reader in dict.fromkeys(map(_task, (*rcu.tasks, *rcu.expedited_tasks))):
         yield line(INDENT, f"reader {reader}")
     waiters = rcu.waiters or ()

@@ -81,7 +81,7 @@ def sets_table(report: CpusReport, *, limits: bool, verbose: bool) -> Iterator[B
 
 
 def irqs_text(cpuset: CpuSet, all_irqs: frozenset[int]) -> str:
-    """Return the number of device interrupts routed to a set, and of allowed ones."""
+    """Return the counts of device interrupts routed to a set and allowed on it."""
     if all_irqs and all_irqs.issubset(cpuset.irqs_allowed):
         return "all"
     words = f"{len(cpuset.irqs_routed):,} routed"
@@ -124,7 +124,7 @@ def _all_irqs(report: CpusReport) -> frozenset[int]:
     return frozenset().union(*(cpuset.irqs_allowed for cpuset in report.sets))
 
 
-# --- cpuset set
+# --- the details of one set
 
 
 def _cpus(cpuset: CpuSet, verbose: bool) -> str:
@@ -210,7 +210,7 @@ _LATE_NS = 100_000_000
 _NORMAL = (None, "idle")
 
 _DELAYS = frozenset({"delay_tsc", "delay_loop", "__delay", "__const_udelay"})
-"""Where the CPU that panicked waits for what comes then (kernel/panic.c)."""
+"""Functions in which panic() waits on the CPU that panicked (kernel/panic.c)."""
 
 
 def queue_lines(queues: Sequence[RunQueue], rows: int | None) -> Iterator[Text]:
@@ -449,7 +449,7 @@ def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Tabl
 
 
 class _CpuRow(Struct, frozen=True):
-    """A row of a table with counts by CPU: the cells before and after them."""
+    """A row of a table with counts by CPU, and the cells before and after them."""
 
     cells: Sequence[Cell]
     counts: Mapping[int, int]
@@ -463,7 +463,7 @@ def _by_cpu(
     report: CpusReport,
     *last: Column,
 ) -> Table:
-    """Return a table with a column for each CPU, or one with the busiest CPU."""
+    """Return a table with a column a CPU, or of the busiest CPU if too wide."""
     numbers = [cpu.cpu for cpu in report.cpus]
     cpus = [cpu for cpu in numbers if any(cpu in row.counts for row in rows)]
     cells = [(*row.cells, _most(row), *row.last) for row in rows]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders buckets of a fleet, its days, what has no report, and answers to queries."""
+"""Renders a fleet: buckets, days, dumps without a report, and results of queries."""
 
 import json
 import math
@@ -31,10 +31,10 @@ from msatools.render.blocks import (
 )
 
 BINS = 28
-"""Columns of a trend: days, or as many days each as are needed."""
+"""Maximum columns of a trend; each stands for one day, or for several if needed."""
 
 LOST = 10
-"""Dumps without a report that are shown by default."""
+"""Maximum dumps without a report, outliers, and notes to show by default."""
 
 _DIGITS = ".123456789"
 _SIGNS = "·▁▂▃▄▅▆▇██"
@@ -63,7 +63,7 @@ def fleet_blocks(
 
     :param name: The folder of results.
     :param rows: Maximum number of rows of each table, if not the default.
-    :param verbose: Whether all of each bucket is shown.
+    :param verbose: Whether to show the verdicts, kernels and hosts of each bucket.
     """
     yield line(Span(name, "title"), f"  {summary(report)}")
     spans = _bins(report)
@@ -86,7 +86,7 @@ def fleet_blocks(
 
 
 def summary(report: FleetReport) -> str:
-    """Return how many dumps, hosts, kernels and buckets there are."""
+    """Return the counts of dumps, states, hosts, kernels and buckets, as text."""
     count = len(report.dumps)
     if not count:
         return "no dump matches"
@@ -109,7 +109,7 @@ def bucket_name(bucket: Bucket) -> str:
 
 
 def bucket_text(bucket: Bucket) -> str:
-    """Return what the dumps of a bucket have in common, in a few words."""
+    """Describe a bucket: the cause of its crashes, or the codes of its verdicts."""
     if bucket.fingerprint is None:
         return ", ".join(bucket.codes) or "nothing wrong"
     place = f" in {bucket.function}" if bucket.function else ""
@@ -162,7 +162,7 @@ def _bins(report: FleetReport) -> list[_Bin]:
             (first + timedelta(start + step - 1)).isoformat(),
         )
         for start in starts
-        # The calendar ends.
+        # A span must not end after date.max.
         if (date.max - first).days >= start + step
     ]
 
@@ -175,7 +175,7 @@ def _counts(days: Mapping[str, int], spans: Sequence[_Bin]) -> list[int]:
 
 
 def _trend(days: Mapping[str, int], spans: Sequence[_Bin]) -> Mark:
-    """Return a plot of a line: the highest of its columns is the bucket's most."""
+    """Return the counts of a bucket as a plot in one line, scaled to the largest."""
     counts = _counts(days, spans)
     most = max(counts, default=0) or 1
     levels = [-(-9 * count // most) for count in counts]
@@ -186,7 +186,7 @@ def _trend(days: Mapping[str, int], spans: Sequence[_Bin]) -> Mark:
 
 
 def day_counts(report: FleetReport) -> list[tuple[str, int]]:
-    """Return the number of dumps in each span of days; empty if there is just one."""
+    """Return the name and dump count of each span of days; empty if only one span."""
     spans = _bins(report)
     total: Counter[str] = Counter()
     for bucket in report.buckets:
@@ -256,7 +256,7 @@ def _unread(report: FleetReport, verbose: bool) -> Iterator[Block]:
 
 
 def table(answer: QueryResult) -> Iterator[Block]:
-    """Yield the table of an answer."""
+    """Yield the table of a query's result."""
     columns = tuple(
         _column(name, [row[index] for row in answer.rows])
         for index, name in enumerate(answer.columns)
@@ -285,7 +285,7 @@ def json_lines(answer: QueryResult) -> Iterator[str]:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON has it; numbers that are not finite are null."""
+    """Return a value that JSON can encode; NaN and infinity become ``None``."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
@@ -318,20 +318,20 @@ def _text(value: object) -> str:
     return str(value)
 
 
-# --- The buckets of a fleet as one page of HTML, which needs nothing besides.
+# --- The buckets of a fleet as one self-contained HTML page.
 #
-# Text from dumps is escaped twice: what is not printable as in a terminal, and by the
-# template engine, which escapes by default.
+# Text from dumps is escaped twice: unprintable characters by the filter "printable",
+# and HTML by the template engine (autoescape).
 
 
 _TEMPLATE = "page.html.j2"
 
 MAX_LOST = 1000
-"""Dumps without a report on the page."""
+"""Maximum dumps without a report on the page."""
 
 
 def page(report: FleetReport, name: str) -> str:
-    """Return the page.
+    """Return the HTML page of a fleet.
 
     :param name: The folder of results.
     """

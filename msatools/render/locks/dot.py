@@ -26,7 +26,7 @@ from msatools.render.locks.tree import (
 from msatools.reports.units import duration
 
 _LEAVES = 6
-"""Maximum nodes of a lock's waiters that have no waiters; the others share a node."""
+"""Maximum nodes of a lock's waiters without waiters; further ones share a node."""
 
 _EDGES = {"exact": "solid", "likely": "dashed", "evidence": "dotted"}
 
@@ -119,7 +119,7 @@ class _Graph:
     def lines(self) -> Iterator[str]:
         edges: dict[str, str] = {}
         for edge in self._edges():
-            # A task may have a lock several times, or wait for it in several ways.
+            # A task may own a lock several times, or wait for it in several ways.
             edges.setdefault(edge.partition(" [")[0], edge)
         yield from map(self._task, self._tasks)
         yield from map(self._lock, self._shown_locks)
@@ -147,7 +147,7 @@ class _Graph:
         yield from _others(name, len(lock.waiters) - len(shown))
 
     def _shown(self, lock: LockRow) -> Sequence[int]:
-        """Return the waiters to show: all that have waiters, and a few others."""
+        """Return the waiters to show: owners, deadlocked tasks and a few others."""
         if self._verbose or len(lock.waiters) <= _LEAVES + 1:
             return lock.waiters
         shown, leaves = [], 0

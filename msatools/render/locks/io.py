@@ -38,7 +38,7 @@ from msatools.reports.units import duration, ranges, size
 
 
 REQUESTS = 8
-"""Default number of requests of one disk."""
+"""Default maximum of requests to list for one disk."""
 
 _STAGES: Mapping[Stage, str] = {
     "driver": "in the driver",
@@ -254,7 +254,7 @@ def workqueues(
 ) -> Iterator[Block]:
     """Yield the tables of pools, busy workers and workqueues, and delayed work.
 
-    :param listed: ``None`` if they are unknown: a note says why.
+    :param listed: ``None`` if the workqueues are unknown: a note says why.
     :param rows: Number of pools, if not the default.
     """
     if listed is None:
@@ -311,7 +311,7 @@ def _cpus(pool: WorkPool) -> str:
 
 
 def _works(works: Sequence[QueuedWork], count: int, verbose: bool) -> str:
-    """Return the first of some work items; barriers are named after their waiters."""
+    """Return the first of *count* work items; barriers are named after waiters."""
     shown = works if verbose else works[:_FEW_WORKS]
     words = [
         (work.function or NOT_KEPT)

@@ -55,11 +55,11 @@ ROOTS = 10
 _ALL_LINES = 30
 _LINES = 12
 _FEW_LINES = 3
-"""Maximum lines of the trees without -v: of all roots, of one root, and of a root after
-all lines are used up. Together they are about a screenful."""
+"""Maximum lines of the trees without -v: of all roots, of one root, and of one root
+once all lines are used up. The sum fills about one screen."""
 
 _CROWDS = 4
-"""Maximum number of crowds on one lock that are shown singly."""
+"""Maximum locks with many waiters, but no evidence of a herd, to show singly."""
 
 _OTHERS = 5
 
@@ -162,12 +162,12 @@ def _mark(lock: LockRow | None, owner: int) -> str:
     for known in lock.owners if lock is not None else ():
         if known.pid == owner:
             return MARKS[known.confidence]
-    # The report's locks do not have this owner of the deadlock.
+    # The owner in the deadlock is not among the owners of the lock.
     return "?"
 
 
 def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Text]:
-    """Yield the herds, and the largest crowds without evidence of a herd."""
+    """Yield herds, locks with many waiters without a herd, and inversions."""
     crowds = [herd for herd in report.herds if herd.confidence == "none"]
     left = crowds[_CROWDS:] if not verbose else []
     for herd in report.herds:
@@ -183,7 +183,7 @@ def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Te
 def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> str:
     lock = graph.locks.get(herd.lock)
     name = herd.lock if lock is None else lock_text(lock)
-    # Waiters that are woken all the time are too short asleep to list their lock.
+    # Waiters that are woken constantly sleep too briefly for the lock to be listed.
     contended = [row.name for row in report.contention or () if row.lock == herd.lock]
     what = next(filter(None, [*contended, herd.name]), None)
     if lock is None and what:
@@ -368,7 +368,7 @@ def _head(graph: WaitGraph, task: Root | Wait | None, pid: int) -> Sequence[Cell
 
 
 def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
-    """Yield a summary of the waits without an owner, usually of idle workers."""
+    """Yield a summary of waits for locks without a known owner (idle workers)."""
     if not waits:
         return
     locks = {lock.id for wait in waits for lock in graph.wanted(wait)}
@@ -385,7 +385,7 @@ def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
 
 
 def _others(waits: Sequence[Wait], graph: WaitGraph, verbose: bool) -> Iterator[Text]:
-    """Yield the tasks that wait for something else and have no waiters."""
+    """Yield the blocked tasks that lead to no root."""
     if not waits:
         return
     shown = waits if verbose else waits[:_OTHERS]

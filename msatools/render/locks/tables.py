@@ -39,21 +39,21 @@ from msatools.render.on import on_text
 from msatools.reports.units import duration
 
 INTERVAL_ROWS = 20
-"""Default number of rows or chains of a sample of an interval."""
+"""Default number of rows or chains if the report covers an interval."""
 
 HOPS = 12
 _ALL_HOPS = 256
 
 
 def shown_rows(total: int, report: LocksReport, rows: int | None, verbose: bool) -> int:
-    """Return the number of rows to show: all, but few in a sample of an interval."""
+    """Return the number of rows to show; default: all, in an interval INTERVAL_ROWS."""
     if rows is None and report.interval_ns is not None and not verbose:
         rows = INTERVAL_ROWS
     return total if rows is None else min(rows, total)
 
 
 _Row = tuple[Sequence[Cell], Sequence[int]]
-"""The cells of a row, and its tasks."""
+"""The cells of a row, and the PIDs of its tasks."""
 
 _AGE_COLUMN = Column("FOR", "right")
 
@@ -206,7 +206,7 @@ def _has(held: Sequence[HeldLock], verbose: bool) -> str:
 
 
 def _now(pid: int, graph: WaitGraph) -> tuple[str | None, str, str]:
-    """Return the state of an owner, its age, and a description of what it does."""
+    """Return an owner's state, the age of that, and a description of its activity."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     step = graph.step(pid)
     if wait is not None:
@@ -248,7 +248,7 @@ def chains(
 
 
 def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
-    """Yield the cells of a chain: the owner that a task waits for, and so on."""
+    """Yield the cells of a task's chain: each lock and its owner, up to the root."""
     if graph.step(wait.pid) is None:
         root = graph.end(wait.pid)
         yield f" -> {doing_text(wait)}" + ("" if root is None else f": {root.reason}")
@@ -279,7 +279,7 @@ def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
 
 
 def _without_name(lock: LockRow, reason: str) -> str:
-    """Return a lock and why nobody has it; some reasons begin with its name."""
+    """Return a lock and the reason, without the name that some reasons begin with."""
     name = lock_text(lock)
     if lock.name and reason.startswith(lock.name):
         return f"{name}{reason.removeprefix(lock.name)}"
@@ -287,7 +287,7 @@ def _without_name(lock: LockRow, reason: str) -> str:
 
 
 def _doing(pid: int, graph: WaitGraph) -> str | None:
-    """Return a description of a task that does not wait for a lock."""
+    """Describe a task that does not wait for a lock; ``None`` if nothing is known."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     if root is not None:
         return root.reason

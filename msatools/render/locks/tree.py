@@ -33,7 +33,7 @@ _IDLE = frozenset({"futex", "wait_queue"})
 
 
 def surest_first(owners: Iterable[Owner]) -> list[Owner]:
-    """Return owners in the order of their confidence."""
+    """Return owners sorted by confidence, the surest first."""
     return sorted(owners, key=lambda owner: SUREST_FIRST.index(owner.confidence))
 
 
@@ -95,7 +95,7 @@ class WaitGraph:
         return self._comms.get(pid)
 
     def wanted(self, wait: Wait) -> list[LockRow]:
-        """Return the lock that a task waits for, or several if any of them will do."""
+        """Return the locks that a task waits for: several if any one ends the wait."""
         ids = wait.any_of or ((wait.lock,) if wait.lock is not None else ())
         return [self.locks[lock] for lock in ids if lock in self.locks]
 
@@ -125,7 +125,7 @@ class WaitGraph:
         return None if root is None else root.stack
 
     def end(self, pid: int) -> Root | None:
-        """Return the root that a task is, or that it waits for directly."""
+        """Return the root that a task is or directly waits for; ``None`` if neither."""
         if pid in self.roots:
             return self.roots[pid]
         wait = self.waits.get(pid)
@@ -133,7 +133,7 @@ class WaitGraph:
         return self._outside.get(lock or "") or self._served.get(pid)
 
     def step(self, pid: int) -> Step | None:
-        """Return the lock that a task waits for, and its surest owner."""
+        """Return the lock that a task waits for, and its surest owner, if known."""
         wait = self.waits.get(pid)
         lock = self.locks.get(wait.lock) if wait is not None and wait.lock else None
         if lock is None:
@@ -185,7 +185,7 @@ class WaitGraph:
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
-        """Return the number of direct and indirect waiters of each owner.
+        """Map the PID of each owner to its number of direct and indirect waiters.
 
         Sets are integers with a bit for each waiter: there may be a set for each task.
         """
@@ -321,7 +321,7 @@ def owners_text(owners: Sequence[Owner], verbose: bool) -> str:
 
 
 def lock_facts(lock: LockRow, verbose: bool) -> str:
-    """Return the owners of a lock, what they are to do, and changes in an interval."""
+    """Return a lock's readers, owners, purpose and change of waiters, as text."""
     facts = [plural(lock.readers, "reader")] if lock.readers else []
     if len(lock.owners) == 1:
         (owner,) = lock.owners
@@ -361,7 +361,7 @@ class WaitTree:
         self._locks: set[str] = set()
         self._stacks: dict[tuple[str, ...], int] = {}
         self.shown_pids: set[int] = set()
-        """Tasks that have a cut_line."""
+        """PIDs of the tasks that have a line."""
 
         self.lines = 0
         """Number of lines, without those of stacks."""
@@ -394,7 +394,7 @@ class WaitTree:
     def tasks(
         self, pids: Sequence[int], depth: int, *, locks: bool = False
     ) -> Iterator[Text]:
-        """Yield a cut_line for each task, with aligned columns.
+        """Yield a line for each task, with aligned columns, and its stack.
 
         :param locks: Whether to show the lock that each task waits for.
         """
@@ -404,7 +404,7 @@ class WaitTree:
     def stack(
         self, stack: tuple[str, ...] | None, pid: int, depth: int
     ) -> Iterator[Text]:
-        """Yield a stack, or the task that has the same stack."""
+        """Yield a stack, or a reference to a task shown with the same stack."""
         if not stack:
             return
         indent = "  " * depth

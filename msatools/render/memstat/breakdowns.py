@@ -28,17 +28,17 @@ _MOST = 3
 """Maximum number of items to list in a cell, such as the largest classes."""
 
 _NUMBERS = frozenset(("pid", "node"))
-"""Numbers that identify rather than count."""
+"""Fields whose numbers identify rather than count."""
 
 _COMMON = frozenset(names(PageGroup))
 
 _BESIDE = ("hugetlb_pages", "swap_pages", "page_table_bytes")
-"""Memory that RSS and its like leave out."""
+"""Fields of memory that RSS does not include."""
 
 _MUCH_BESIDE = 1 << 20
 _SHARE_BESIDE = 1 / 4
-"""Bytes of it in one row, and its ratio to the memory there, that make its column worth
-more than theirs."""
+"""A column of :data:`_BESIDE` is worth most if a row has at least so many bytes of it,
+and at least this ratio to the RSS (or pages) of the row."""
 
 
 def groups_table(
@@ -77,7 +77,7 @@ def groups_table(
 
 
 def _is_much(groups: Iterable[PageGroup], name: str, page_size: int) -> bool:
-    """Return whether some row has much memory of a kind that is beside the others."""
+    """Return whether a group has much memory in *name*, a field of _BESIDE."""
     unit = page_size if name.endswith("_pages") else 1
     for group in groups:
         amount = (getattr(group, name, None) or 0) * unit
@@ -88,7 +88,7 @@ def _is_much(groups: Iterable[PageGroup], name: str, page_size: int) -> bool:
 
 
 def _has_nothing(group: PageGroup) -> bool:
-    """Return whether it is a control group that only JSON lists."""
+    """Return whether a group is a live cgroup without pages, which only JSON lists."""
     return (
         isinstance(group, CgroupGroup)
         and not group.dying
@@ -135,10 +135,7 @@ def _largest(group: PageGroup) -> str:
 
 
 def _extra_fields(groups: Sequence[PageGroup]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields beyond those of all groups that any group has a value for.
-
-    :return: Names and types.
-    """
+    """Yield the name and type of each field beyond PageGroup's with a value."""
     models = dict.fromkeys(type(group) for group in groups)
     extra = {
         name: hint
@@ -186,10 +183,10 @@ def pins_table(
     groups: Sequence[PageGroup], top: int | None, *, verbose: bool = False
 ) -> Iterator[Block]:
     """
-    Yield the table of removed groups, if there are any.
+    Yield the table of removed control groups that files pin, if there are any.
 
     :param top: Maximum number of groups.
-    :param verbose: Whether to show more than the largest file of each.
+    :param verbose: Whether to show more than the largest file of each group.
     """
     pinned = [g for g in groups if isinstance(g, CgroupGroup) and g.pinned_by]
     if not pinned:
@@ -262,7 +259,7 @@ def _free(rows: Sequence[FreeList], huge: str) -> Table:
     columns = (
         Column("NODE", "right", is_key=True),
         Column("ZONE", is_key=True),
-        # Huge pages depend on the large ones.
+        # Large orders are worth most, because huge pages need them.
         *(Column(str(order), "right", worth=order) for order in range(orders)),
         Column("PAGES", "right", worth=-2),
         Column(f"NO {huge}", "right"),
@@ -404,7 +401,7 @@ def _range(limit: int) -> str:
     return f"{limit:,}" if first >= limit else f"{first:,}-{limit:,}"
 
 
-# --- Renders what modules have of the kernel's memory as a table.
+# --- Renders the kernel memory allocated by modules, as a table.
 
 
 def leak_blocks(leaks: Sequence[Leak], top: int | None) -> Iterator[Block]:
@@ -472,7 +469,7 @@ def unattributed_blocks(
 
 
 def _allocation(group: UnattributedGroup, number: int) -> Iterator[Block]:
-    """Yield who allocated a group, where the kernel keeps that."""
+    """Yield the threads and stack that allocated a group, if recorded (page_owner)."""
     if group.allocators is None:
         return
     threads = ", ".join(

@@ -49,7 +49,7 @@ class _Amounts:
         return tuple(Column(name, "right", worth) for name, worth in worths.items())
 
     def cells(self, had: int | None, has: int | None) -> tuple[Cell, ...]:
-        """Return the cells for pages before and after; None without such a class."""
+        """Return the cells for pages before and after; ``None``: no such class."""
         change = (has or 0) * self._after - (had or 0) * self._before
         before, after = self._pages(had, self._before), self._pages(has, self._after)
         if self.in_pages:

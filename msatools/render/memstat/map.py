@@ -28,7 +28,7 @@ class Style(Struct, frozen=True):
     """Style of the cells of a class."""
 
     letter: str
-    """Letter without colours; lower case for a pale cell of the same class."""
+    """Letter of the class on devices without colours; lower case for a pale cell."""
 
     colour: str
     """``#rrggbb``."""
@@ -114,7 +114,7 @@ _MOST_BANDS = 48
 
 
 _FEWEST_COLUMNS = 4
-"""Minimum columns of a section to mark each section."""
+"""Minimum width of a section, in columns, to mark where each section begins."""
 
 
 class Shades(Struct, frozen=True):
@@ -191,7 +191,7 @@ def bands(memory: MemoryMap, columns: int) -> tuple[Band, ...]:
 def _divided(
     cells: Cells,
 ) -> tuple[npt.NDArray[np.intp], list[MapPlace | None]]:
-    """Return the first cell and the zone of each band, or the node of many zones."""
+    """Return the first cell and place of each band: zone; node if there are many."""
     by_zone = _changes(cells.places)
     if len(by_zone) <= _MOST_BANDS:
         return by_zone, [_place(cells, start) for start in by_zone.tolist()]
@@ -279,7 +279,7 @@ def legend(memory: MemoryMap) -> Sequence[LegendLine]:
 
 
 def section_columns(memory: MemoryMap, columns: int) -> int | None:
-    """Return the columns of a memory section; ``None`` if too few or a whole row."""
+    """Return a section's width in columns; ``None`` if too narrow or a row or more."""
     cells = memory.section_pages // memory.cell_pages
     return cells if _FEWEST_COLUMNS <= cells < columns else None
 

@@ -180,7 +180,7 @@ _LEFT, _TOP = 150, 84
 _BAND_GAP, _HOLE_GAP = 3, 14
 _ZONE_WIDTH, _LEGEND_WIDTH = 190, 430
 _TEXT_STEP = 20
-"""Distance of lines of text."""
+"""Distance of lines of text, in pixels."""
 
 _ADDRESS_HEIGHT, _ADDRESS_STEP = 14, 36
 _TICK = 6
@@ -208,7 +208,7 @@ def picture(memory: MemoryMap, page_size: int, release: str) -> Picture:
 
 
 def _titles(memory: MemoryMap, page_size: int) -> Iterator[tuple[str, str]]:
-    """Yield each colour of a cell, and what the cells of that colour show."""
+    """Yield each colour of a cell, and the text that explains it."""
     lines = legend(memory)
     free = [_amount(line, page_size) for line in lines if line.is_free]
     yield FREE_COLOUR, "; ".join(free) or "free"
@@ -297,7 +297,7 @@ class _Drawing(Struct):
         )
 
     def _add_zone(self, band: Band, start: int, end: int, lowest: int) -> int:
-        """Draw a bracket with a label; return the lowest y for the next label."""
+        """Draw a bracket with a label; return the minimum y of the next label."""
         x = _LEFT + _MAP_WIDTH + 8
         self._add(_FRAME, Box(x, start, 3, end - start))
         y = max((start + end) // 2, lowest + _TEXT_STEP // 2)
@@ -307,7 +307,7 @@ class _Drawing(Struct):
         return y + _TEXT_STEP // 2
 
     def add_legend(self) -> int:
-        """Draw the legend; return its end."""
+        """Draw the legend; return the y of its end."""
         left = _LEFT + _MAP_WIDTH + _ZONE_WIDTH
         right = left + _LEGEND_WIDTH - 30
         y = _TOP

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders memstat's report as tables: here are the words for the classes of memory."""
+"""Renders memstat's report as tables; has the labels of the classes of memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +31,7 @@ class ClassRow(Struct, frozen=True):
     name: str
     label: str
     counter: str = ""
-    """Label of the counter that the class is checked against, if not its name."""
+    """Label of the kernel counter to check against; empty for the counter's name."""
 
     always: bool = True
     """Whether the line is shown even without pages."""
@@ -112,14 +112,14 @@ def memstat_blocks(report: MemstatReport, top: int | None = None) -> Iterator[Bl
     """
     Yield the blocks of an ``msa-memstat`` report.
 
-    :param top: Maximum groups of each break-down; all if not given.
+    :param top: Maximum rows of each table but that of the classes; ``None``: all.
     """
-    # -v requests the callers of vmalloc.
+    # The callers of vmalloc are only collected with -v.
     verbose = report.vmalloc is not None
     yield from header(report.target, *_facts(report), verbose=verbose)
     views = [*_views(report, top, verbose)]
     if views:
-        # What was asked for comes first: a screen has no room for both.
+        # The requested views come first: a screen has no room for the classes, too.
         yield from _summary(report, verbose)
         yield from views
         if verbose:
@@ -135,7 +135,7 @@ def memstat_blocks(report: MemstatReport, top: int | None = None) -> Iterator[Bl
 
 
 def _summary(report: MemstatReport, verbose: bool) -> Iterator[Block]:
-    """Yield what the checks came to, and what the scan met."""
+    """Yield the results of the checks, the duration of the scan, and the notes."""
     if report.pages:
         yield line(*_verdict(report))
     if report.scan_ns is not None and (verbose or report.target.live):
@@ -144,7 +144,7 @@ def _summary(report: MemstatReport, verbose: bool) -> Iterator[Block]:
 
 
 def _views(report: MemstatReport, top: int | None, verbose: bool) -> Iterator[Block]:
-    """Yield the views that were asked for, besides the classes."""
+    """Yield the requested views other than the classes."""
     for name, groups in (report.by or {}).items():
         yield line()
         yield line(Span(f"Pages by {name}", "title"))
@@ -212,7 +212,7 @@ def _classes(report: MemstatReport) -> Table:
 
 
 def _reason_of(line: Sequence[Cell], columns: int) -> str | None:
-    """Return the difference in a row and its reason; ``None`` if it has none."""
+    """Return the difference in a row and its reason; ``None`` if there is no reason."""
     last = line[-1]
     if len(line) < columns or not isinstance(last, str) or "  " not in last:
         return None
@@ -220,7 +220,7 @@ def _reason_of(line: Sequence[Cell], columns: int) -> str | None:
 
 
 def _counters(report: MemstatReport) -> Table:
-    """Return what the kernel counted, where no struct page is left to be counted."""
+    """Return the table of kernel counters, for dumps without any struct page."""
     page_size = report.target.page_size
     labels = {
         **{row.name: f"{title}: {row.label}" for title, rows in GROUPS for row in rows},
@@ -309,7 +309,7 @@ class _Lines:
             yield from self._compressed(change)
 
     def _compressed(self, change: tuple[str, ...]) -> Iterator[Sequence[Cell]]:
-        """Yield what of swap is in memory, compressed."""
+        """Yield lines for swapped pages that are compressed in memory (zswap, zram)."""
         use = self._report.swap
         if use is None:
             return
@@ -321,7 +321,7 @@ class _Lines:
             whole = "" if pool is None else f"compressed to {size(pool)}"
             stored = behind.stored_pages
             amount = size(stored * page_size)
-            # A disk of zram has the header of the swap area, and what is no swap.
+            # A zram disk also stores the swap header, and perhaps data other than swap.
             label = f"(in {name})" if name == "zram" else f"(of it in {name})"
             yield (label, f"{stored:,}", *change, amount, "", whole)
 

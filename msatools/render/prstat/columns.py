@@ -62,7 +62,7 @@ class OfFields(NamedTuple):
 
     names: tuple[str, ...]
     make: Callable[..., Cell]
-    """Called with the context and the fields; for equal rows perhaps once."""
+    """Called with the context and the fields; perhaps once for all rows alike."""
 
 
 _AT_ONCE = 1024
@@ -70,7 +70,7 @@ _AT_ONCE = 1024
 
 
 def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
-    """Return the columns of some names."""
+    """Return the columns with these names, with headers for this report."""
     return tuple(
         Column(
             _header(name, report),
@@ -94,7 +94,7 @@ def _header(name: str, report: PrstatReport) -> str:
 def cells(
     names: Sequence[str], rows: Sequence[TaskRow], about: TaskContext
 ) -> Iterator[Sequence[Sequence[Cell]]]:
-    """Yield the cells of each column, of some rows at a time."""
+    """Yield batches of rows, each as a sequence of cells for every column."""
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
         of_rows = any(not isinstance(_WRITERS[name], OfFields) for name in names)
@@ -169,7 +169,7 @@ def _wait(get: Callable[[Waited], int]) -> Write:
             return _marked(ESTIMATE, text)
         if _part(row.waited.untold_ns, row) == "0.0":
             return text
-        # The time with unknown cause may have been this.
+        # The time without a known cause may belong to this state.
         return NOT_KEPT if text == "0.0" else LOWER + text
 
     return write_wait
@@ -189,7 +189,7 @@ def _fault(get: Callable[[Waited], int]) -> Write:
 
 
 def _longest_faults(row: TaskRow) -> int | None:
-    """Return the upper bound of page faults: the delays of all block I/O."""
+    """Return the maximum ns in page faults: all delays by block I/O, if known."""
     if row.breakdown is None:
         return None
     delays = [row.breakdown.delays.get(kind) for kind in ("blkio", "swapin")]
@@ -197,14 +197,14 @@ def _longest_faults(row: TaskRow) -> int | None:
 
 
 def _sleep_rest(row: TaskRow, _: TaskContext) -> str:
-    """Return the rest of the time off the CPU."""
+    """Return the share of time off the CPU but for faults, locks and stops."""
     waited = row.waited
     if waited is None:
         return NOT_KEPT
     rest = row.off_cpu_ns - waited.code_faults_ns - waited.data_faults_ns
     text = _part(rest - waited.locks_ns - waited.stopped_ns, row)
     if _part(waited.untold_ns, row) != "0.0":
-        # The time with unknown cause may have been something else.
+        # The time without a known cause may belong to another state.
         return _marked(UPPER, text)
     return _marked(ESTIMATE, text) if waited.is_estimate else text
 
@@ -284,7 +284,7 @@ def _coverage(row: TaskRow, _: TaskContext) -> str:
     if row.breakdown is None or row.breakdown.coverage is None:
         return NOT_KEPT
     if _part(row.off_cpu_ns, row) == "0.0":
-        # There is nothing to cover.
+        # There was no time off the CPU that statistics could explain.
         return NOT_KEPT
     return f"{100 * row.breakdown.coverage:.0f}"
 
@@ -366,12 +366,12 @@ _LEAST_WORTH = (
     *("TFL", "DFL", "RCL", "SWP", "INT", "BIO", "BLK", "IOW"),
     *("STP", "ZMB", "USER", "TIME", "LCK", "SLP"),
 )
-"""Columns that are left out where a table is too wide, from the first."""
+"""Columns to leave out if a table is too wide, the first to go first."""
 
 _WORTH = {name: worth for worth, name in enumerate(_LEAST_WORTH)}
 
 _LEAST = {"COMMAND": 15, "PROCESS/NLWP": 16, "CGROUP": 16, "ON": 16, "OFF-BY": 16}
-"""Columns of long texts, and the length that they may be cut to."""
+"""Maps columns of long text to the minimum width that cells may be cut to."""
 
 _LEFT = frozenset(
     ("USER", "STATE", "COMMAND", "PROCESS/NLWP", "CGROUP", "NOW", "ON", "OFF-BY")

@@ -189,7 +189,7 @@ def _names(
 ) -> tuple[str, ...]:
     """Return the default columns for the options and the kernel's accounting.
 
-    :param shown: The rows; a task may have stopped and continued in an interval.
+    :param shown: The rows to print; they say whether a task was stopped for a while.
     """
     if any(row.children is not None for row in report.tasks[:1]):
         return CHILDREN
@@ -239,7 +239,7 @@ def _total(report: PrstatReport) -> Text:
 
 
 def _stuck(report: PrstatReport, shown: Sequence[TaskRow]) -> Iterator[Text]:
-    """Yield a line on the threads in state D, if not all of a dump's have a row."""
+    """Yield the number of threads in state D, if a dump's table lacks some of them."""
     count = report.totals.states.get("D", 0)
     if report.target.live or not count or count <= _stuck_rows(shown):
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A report as one page of HTML, which needs nothing besides."""
+"""Renders a report as one self-contained HTML page."""
 
 import re
 import shlex
@@ -55,9 +55,9 @@ from msatools.report.rule import (
 )
 from msatools.reports.units import duration_range
 
-# --- The stacks of hung tasks, those that are alike together, as the page shows them.
+# --- The stacks of hung tasks, grouped by equal stack, for the page.
 #
-# Pure: they are chosen from the stacks that msatools.report.report has read.
+# Nothing is read here: msatools.report.report has collected the stacks.
 
 
 MAX_STACKS = 40
@@ -69,31 +69,31 @@ class HungStack(Struct, frozen=True):
     """A stack, and the tasks that have it."""
 
     count: str
-    """How many they are."""
+    """Number of the tasks, as text."""
 
     task_class: str
-    """What they do now."""
+    """The class of the tasks, as in column NOW of msa-prstat."""
 
     ages: str
     place: str
-    """The function that waits; empty if not known."""
+    """The function that called the wait; empty if unknown."""
 
     tasks: str
-    """PIDs and names."""
+    """PIDs and names of the tasks."""
 
     frames: tuple[str, ...]
     """Innermost first."""
 
     left_out: str
-    """Further frames; empty if it has all."""
+    """Text on the frames left out; empty if there are none."""
 
 
 def hung_stacks(parts: ReportParts | None) -> tuple[list[HungStack], int]:
-    """Return the stacks of tasks in uninterruptible sleep, and of whom they wait for.
+    """Return the stacks of tasks in state D, and of tasks that block such tasks.
 
-    Those of the most tasks come first.
+    Stacks that most tasks share come first.
 
-    :return: The stacks, and the number of those that are left out.
+    :return: The stacks, and the number of stacks left out.
     """
     if parts is None or parts.locks is None or not parts.stacks:
         return [], 0
@@ -110,11 +110,11 @@ def hung_stacks(parts: ReportParts | None) -> tuple[list[HungStack], int]:
 
 
 _Task = tuple[int, str, int]
-"""PID, name, and the time since it does what it does."""
+"""PID, name, and age in ns of what the task does now."""
 
 
 def _only(group: StackGroup, hung: set[int]) -> list[_Task]:
-    """Return the tasks of a stack that are wanted, the longest wait first."""
+    """Return the tasks of a group that are in *hung*, the longest wait first."""
     tasks = zip(group.pids, group.comms, group.ages_ns, strict=True)
     return sorted((each for each in tasks if each[0] in hung), key=lambda t: -t[2])
 
@@ -129,7 +129,7 @@ def _stack(
         count=plural(len(wanted), "task"),
         task_class=group.task_class,
         ages=duration_range(wanted[-1][2], wanted[0][2]),
-        # The stack is the same, and so is the place.
+        # Tasks with one stack have one caller.
         place=callers.get(wanted[0][0]) or "",
         tasks=names + (f" and {left:,} more" if left > 0 else ""),
         frames=group.frames[:MAX_FRAMES],
@@ -137,20 +137,20 @@ def _stack(
     )
 
 
-# --- Takes the paths of the machine that a report was made on out of it.
+# --- Replaces paths in a report by file names.
 #
-# Who reads a page has the dump somewhere else: names of files without their directories
-# are left, so that the command lines can be copied where the dump lies. Pure.
+# Readers of a page have the dump in another directory; without directories, the command
+# lines can be copied and run beside the dump.
 
 
 R = TypeVar("R", bound=Report)
 
 _KERNEL = "vmcore"
-"""The name of a dump whose path has none."""
+"""The name to show for a path without a last component, such as ``/``."""
 
 
 def portable(report: TriageReport) -> TriageReport:
-    """Return a report with names of files instead of paths."""
+    """Return a report with file names instead of paths."""
     names = _names(report.target)
     parts = report.parts
 
@@ -162,7 +162,7 @@ def portable(report: TriageReport) -> TriageReport:
     def words(text: str) -> str:
         for path, name in names.items():
             text = _replaced(text, path, name)
-            # What lies beside the dump, such as another part of a split one.
+            # Other files in the same directory, such as parts of a split dump.
             folder = str(PurePath(path).parent)
             if folder not in ("/", "."):
                 text = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", text)
@@ -188,20 +188,20 @@ def portable(report: TriageReport) -> TriageReport:
 
 
 def _names(target: Target) -> Mapping[str, str]:
-    """Return the names to show for paths: of the dump, and of files with debug info."""
+    """Map the paths of the dump and of debug info to the names to show instead."""
     if target.kind == "kcore":
         return {}
     paths = [target.path, *(each.path for each in target.sources if each.path)]
     names = {path: PurePath(path).name or _KERNEL for path in paths}
     dump = names[target.path]
     if dump.startswith("-") or dump.replace(".", "", 1).isdecimal():
-        # It would be an option, or an interval.
+        # A command would take the bare name for an option or an interval.
         names[target.path] = f"./{dump}"
     return {path: name for path, name in names.items() if path != name}
 
 
 def _replaced(text: str, path: str, name: str) -> str:
-    """Return a text with a name for a path, where that stands by itself."""
+    """Return a text with *name* for each *path* that is not part of a longer path."""
     return re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w/-])", lambda _: name, text)
 
 
@@ -235,20 +235,20 @@ def _portable_target(target: Target, names: Mapping[str, str]) -> Target:
     )
 
 
-# --- A report as one page of HTML, which needs nothing besides.
+# --- A report as one self-contained HTML page of bounded size.
 #
-# Text from the dump is escaped twice: what is not printable as in a terminal, and by
-# the template engine, which escapes by default. Only pictures that are made here are
-# marked as HTML. The page's size is bounded, however much there is to say.
+# Text from the dump is escaped twice: unprintable characters by the filter "printable",
+# and HTML by the template engine (autoescape). Only the pictures, whose texts are
+# escaped when drawn, are marked as HTML.
 
 
 MAX_LOG = 2000
-"""Lines of the log on the page, the last ones."""
+"""Maximum lines of the log on the page: the last ones."""
 
 MAX_LOG_CHARACTERS = 400_000
 
 MAX_FACTS = 40
-"""Facts that one verdict stands on, and verdicts, and notes."""
+"""Maximum number of verdicts, of facts for one verdict, and of notes."""
 
 _TEMPLATE = "page.html.j2"
 
@@ -263,17 +263,17 @@ _STYLES = {"critical": "bad", "warning": "warn"}
 
 
 class _Headline(Struct, frozen=True):
-    """What happened, in a line."""
+    """The crash or the worst verdict, in one line."""
 
     label: str
-    """How bad it is, and its code; empty if nothing was found."""
+    """``crashed``, or severity and code of the verdict; empty if there is none."""
 
     style: str
     text: str
 
 
 class _Section(Struct, frozen=True):
-    """A part of the page that folds."""
+    """A collapsible section of the page, for one command."""
 
     name: str
     title: str
@@ -283,13 +283,13 @@ class _Section(Struct, frozen=True):
     pictures: Sequence[Markup]
     legend: Sequence[PageLegend]
     command: str
-    """The command line that shows all of it."""
+    """The command line that shows the whole report of the command."""
 
 
 def page(report: TriageReport, made: datetime | None = None) -> str:
-    """Return the page of a report that has its parts.
+    """Return the HTML page of a report; sections need ``report.parts``.
 
-    :param made: When it is made; now, if not given.
+    :param made: Time to show as that of the page; ``None`` for now.
     """
     report = portable(report)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -329,7 +329,7 @@ def page(report: TriageReport, made: datetime | None = None) -> str:
 
 
 def headline(report: TriageReport) -> _Headline:
-    """Return what happened: the crash, or else the worst verdict, if there is one."""
+    """Return the crash, or else the worst verdict, or that no problem was found."""
     if report.crash is not None:
         return _Headline("crashed", "bad", fault_text(report.crash))
     verdicts = shown_verdicts(report)
@@ -350,7 +350,7 @@ def _host(report: TriageReport) -> str:
 
 
 def _log(report: TriageReport) -> tuple[list[str], int]:
-    """Return the last lines of the log, and how many are left out before them."""
+    """Return the last lines of the log, and the number of lines left out."""
     records = report.parts.log if report.parts is not None else ()
     lines = [*all_lines(records)]
     shown: list[str] = []
@@ -382,7 +382,7 @@ def _sections(report: TriageReport) -> Iterator[_Section]:
     }
 
     def blocks(name: str, verbose: bool) -> Iterator[Block]:
-        # Where the types are from, and what the dump lacks, is said once on the page.
+        # The page has one header; the lines on types and losses are not repeated.
         found = (full if verbose else brief).get(name, ())
         return (
             block
@@ -423,12 +423,12 @@ def _pictures(report: TriageReport, name: str) -> Iterator[Picture]:
 
 
 def _marked(picture: Picture) -> Markup:
-    """Return a picture as HTML: its texts are escaped where it is drawn."""
+    """Return a picture as HTML that is not escaped again: :func:`svg` escapes texts."""
     return Markup(svg(picture).decode())
 
 
 def _tasks_by_class(report: TriageReport) -> Iterator[HtmlTable]:
-    """Yield how many threads do what: it is the legend of the classes, too."""
+    """Yield a table of the threads in each class, with the meaning of the classes."""
     parts = report.parts
     if parts is None or parts.prstat is None:
         return

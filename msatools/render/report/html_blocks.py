@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocks as the page of a report shows them, with legends of marks and codes."""
+"""Converts blocks to tables and lines of the HTML page, with legends of marks."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,23 +27,23 @@ from msatools.render.memstat.report import GROUPS, REST
 from msatools.report.model import TriageVerdict
 from msatools.report.rule import DOUBTS, ReportParts
 
-# --- Blocks as the page of a report shows them: tables, and lines of preformatted text.
+# --- Converts blocks for the HTML page: to tables, and lines of preformatted text.
 #
-# What a terminal says of its own options (-v shows them) has no place on a page: the
-# page shows all, up to its bounds, and how many rows and lines are left out.
+# Hints at options (-v shows them) are dropped: the page shows all rows and lines up to
+# its bounds, and the number left out.
 
 
 MAX_ROWS = 400
-"""Rows of a table on the page."""
+"""Maximum rows of a table on the page."""
 
 MAX_LINES = 600
-"""Lines and rows of a section on the page."""
+"""Maximum lines and rows of a section on the page."""
 
 LONG = 48
-"""Characters from which on a cell of words may be wrapped."""
+"""Maximum characters of a cell that is never wrapped."""
 
 MAX_CHARACTERS = 1000
-"""Characters of a line or cell on the page."""
+"""Maximum characters of a line or cell on the page."""
 
 
 class PagePiece(Struct, frozen=True):
@@ -58,7 +58,7 @@ class PageLine(Struct, frozen=True):
 
     pieces: Sequence[PagePiece]
     indent: int
-    """Columns of its indentation, which further lines of it keep if it is wrapped."""
+    """Indentation in columns, which wrapped lines keep."""
 
 
 class PageText(Struct, frozen=True):
@@ -87,12 +87,12 @@ class PageRow(Struct, frozen=True):
 
 
 class HtmlTable(Struct, frozen=True):
-    """A table of the HTML page, with the line on what is left out of it."""
+    """A table of the HTML page, with a line on rows left out."""
 
     columns: Sequence[Column]
     rows: Sequence[PageRow]
     left_out: str
-    """Empty if it has all rows."""
+    """Text on the rows left out; empty if there are none."""
 
 
 PageBlock = HtmlTable | PageText
@@ -101,8 +101,8 @@ PageBlock = HtmlTable | PageText
 def page_blocks(make: Callable[[bool], Iterable[Block]]) -> list[PageBlock]:
     """Return the blocks of a section.
 
-    :param make: Makes the blocks, with all details or without. The page has those with
-        all, if they are not more than :data:`MAX_LINES` lines.
+    :param make: Makes the blocks, with all details if called with ``True``. The page
+        shows them with details unless lines exceed :data:`MAX_LINES`.
     """
     for verbose in (True, False):
         made, left = _bounded(make(verbose))
@@ -112,7 +112,7 @@ def page_blocks(make: Callable[[bool], Iterable[Block]]) -> list[PageBlock]:
 
 
 def _bounded(blocks: Iterable[Block]) -> tuple[list[PageBlock], str]:
-    """Return blocks of at most MAX_LINES lines, and what is left out of them."""
+    """Return blocks of at most MAX_LINES lines, and text on the lines left out."""
     made: list[PageBlock] = []
     lines: list[PageLine] = []
     room, left = MAX_LINES, 0
@@ -137,7 +137,7 @@ def _bounded(blocks: Iterable[Block]) -> tuple[list[PageBlock], str]:
 
 
 def page_table(table: Table, most: int = MAX_ROWS) -> HtmlTable:
-    """Return a table of at most *most* rows, and :data:`MAX_ROWS`."""
+    """Return a table of at most *most*, and at most :data:`MAX_ROWS`, rows."""
     rows = [
         PageRow(
             [
@@ -175,7 +175,7 @@ def _cell(cell: Cell, column: Column) -> PageCell:
 
 
 def _line(line: plain.Line) -> PageLine:
-    """Return a line without what to type on a terminal."""
+    """Return a line for the page, without its :class:`Advice`."""
     room = MAX_CHARACTERS
     pieces = []
     for span in line:
@@ -192,7 +192,7 @@ def _cut(text: str, most: int = MAX_CHARACTERS) -> str:
 
 
 def texts(blocks: Iterable[PageBlock]) -> Iterator[str]:
-    """Yield each line and cell."""
+    """Yield the text of each line and cell."""
     for block in blocks:
         if isinstance(block, HtmlTable):
             for row in block.rows:
@@ -206,14 +206,13 @@ def _joined(line: PageLine) -> str:
     return "".join(piece.text for piece in line.pieces)
 
 
-# --- Legends of the page of a report: what the marks and codes that a section uses
-# mean.
+# --- Legends of the page: meanings of the marks and codes that a section shows.
 #
-# A section has the entries of msatools.legends that it shows, and no others.
+# Entries of msatools.legends for other names are left out.
 
 
 def _meanings(*groups: Group) -> Mapping[str, str]:
-    """Map names to their meanings; of a name in several groups, the first counts."""
+    """Map names to meanings; for a name in several groups, to that in the first."""
     found: dict[str, str] = {}
     for group in groups:
         for entry in group.entries:
@@ -245,7 +244,7 @@ class PageLegend(Struct, frozen=True):
 
 
 def verdict_legend(verdicts: Sequence[TriageVerdict]) -> list[PageLegend]:
-    """Return the legend of how bad, and how sure, verdicts are."""
+    """Return the legend of the severities and confidences of verdicts."""
     severities = {verdict.severity for verdict in verdicts}
     doubts = {DOUBTS[verdict.confidence] for verdict in verdicts}
     return _legends(
@@ -260,7 +259,7 @@ def verdict_legend(verdicts: Sequence[TriageVerdict]) -> list[PageLegend]:
 def section_legend(
     name: str, blocks: Sequence[PageBlock], parts: ReportParts | None
 ) -> list[PageLegend]:
-    """Return the legend of a section, by the name of its command."""
+    """Return the legend of a section; *name* is its command, such as ``locks``."""
     headers = {
         column.header
         for block in blocks
@@ -320,7 +319,7 @@ def _legends(*found: tuple[str, Sequence[tuple[str, str]]]) -> list[PageLegend]:
 
 
 def _chosen(known: Mapping[str, str], used: Iterable[str]) -> Sequence[tuple[str, str]]:
-    """Return the entries that are used, in the order of what is known."""
+    """Return the entries of *known* that are used, in the order of *known*."""
     wanted = frozenset(used)
     return [(code, words) for code, words in known.items() if code in wanted]
 
@@ -349,7 +348,7 @@ def _marks(known: Mapping[str, str], shown: Sequence[str]) -> list[tuple[str, st
 
 
 def _has_mark(mark: str, text: str) -> bool:
-    """Return whether a mark stands before a word, or alone."""
+    """Return whether a text has a mark before a word, or alone if the mark is ``-``."""
     if mark == "-":
         return text.strip() == "-" or bool(re.search(r"\bowner -(?!\S)|^\s*- ", text))
     return bool(re.search(rf"(?<![^\s(,]){re.escape(mark)}(?=[\w/\s])", text))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Renders the report of msa-report: the front page, and all reports behind it."""
+"""Renders the report of msa-report, and (``--full``) the report of each command."""
 
 import re
 from collections import Counter
@@ -42,14 +42,14 @@ from msatools.report.rule import (
 from msatools.reports.units import duration, size
 
 VERDICTS = 10
-"""Verdicts that are shown in full by default."""
+"""Default maximum of verdicts shown in full."""
 
 _ALIKE = 3
-"""Verdicts of one code that are shown in full, if not all are."""
+"""Maximum verdicts of one code to show in full, if not all verdicts are."""
 
 _FRAMES = 12
 NO_NAME = "(none)"
-"""The kernel's name of a host that nobody has named (UTS_NODENAME)."""
+"""The kernel's default host name (UTS_NODENAME)."""
 
 _NOTES = 6
 _NESTED = 3
@@ -68,7 +68,7 @@ def report_blocks(
 
     :param rows: Maximum number of verdicts, if not the default.
     :param verbose: Whether to show whole stacks.
-    :param full: Whether the first page of each command follows.
+    :param full: Whether to append the report of each command.
     """
     # The crash has its own lines.
     yield from header(replace(report.target, crash=None), verbose=verbose)
@@ -85,7 +85,7 @@ def report_blocks(
         yield line()
         yield line(Span("NEXT", "title"))
         for step in report.next:
-            # As one line, to be copied, however wide.
+            # Never wrapped, so that the command can be copied.
             words = f"  {step.command}", Span(f"   # {step.why}", "dim")
             yield Text(words, narrow="keep")
     if report.log:
@@ -108,14 +108,14 @@ def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
 
 
 def crash_text(report: TriageReport) -> str:
-    """Return the fingerprint of the crash, or that there was none."""
+    """Return the fingerprint of the crash, or words that there was no crash."""
     if report.crash is None:
         return "the kernel has not crashed"
     return report.crash.fingerprint
 
 
 def not_crashed_text(report: TriageReport) -> str:
-    """Return a line on a dump that no crash is known of."""
+    """Return the line for a dump or log without a known crash."""
     if report.target.kind == "log":
         return "It has no crash: none came, or the log ends before it."
     if report.coverage.get(Loss.LOG.value):
@@ -124,7 +124,7 @@ def not_crashed_text(report: TriageReport) -> str:
 
 
 def machine_text(report: TriageReport) -> str:
-    """Return a line on the machine: its name, and how long it ran."""
+    """Return a line on the machine: host, uptime, CPUs, memory, load, time, taints."""
     machine = report.machine
     words = [machine.host] if machine.host not in (None, NO_NAME) else []
     if machine.uptime_ns is not None:
@@ -180,7 +180,7 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
 
 
 def frames_text(frames: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a stack; a frame that follows itself is one line."""
+    """Yield the lines of a stack; equal consecutive frames share a line."""
     for frame, alike in groupby(frames):
         count = len([*alike])
         yield frame if count == 1 else f"{frame}  ({count} times)"
@@ -197,7 +197,7 @@ def _verdicts(report: TriageReport, rows: int | None) -> Iterator[Block]:
     items = [[*_verdict(found[index])] for index in full]
     names = [[found[index].code] for index in full]
     if short:
-        # The least of them: a screen without room for all others has none for these.
+        # The last item: it is the first to be left out on a small screen.
         items.append([*_rest(found, len(full), short)])
         names.append([found[index].code for index in sorted(chain(*short))])
     critical = sum(found[index].severity == "critical" for index in full)
@@ -217,14 +217,14 @@ def _rest(
 
 
 def page_parts(codes: Sequence[str], most: int) -> tuple[list[int], list[list[int]]]:
-    """Return which verdicts are shown in full, and which in a line for each code.
+    """Choose the verdicts to show in full; the others share a line for each code.
 
-    If there are too many, the first few of each code are in full: of ten disks that do
-    not answer, the tenth says less than what else is wrong.
+    If there are too many, the first few of each code are shown in full: of ten disks
+    that do not answer, the tenth matters less than another problem.
 
     :param codes: The codes of the verdicts, the worst first.
-    :param most: Maximum number of those in full.
-    :return: Their indexes.
+    :param most: Maximum number of verdicts in full.
+    :return: Indexes of those in full, and of the others by code.
     """
     full = [*range(min(len(codes), most))]
     if len(codes) > most:
@@ -243,7 +243,7 @@ def page_parts(codes: Sequence[str], most: int) -> tuple[list[int], list[list[in
 
 
 def _in_short(alike: Sequence[TriageVerdict]) -> Text:
-    """Return a line on verdicts of one code."""
+    """Return the line for verdicts of one code: the first, and how many follow."""
     first, left = alike[0], len(alike) - 1
     more = f"; and {left:,} more" if left else ""
     return cut_line(
@@ -253,7 +253,7 @@ def _in_short(alike: Sequence[TriageVerdict]) -> Text:
 
 
 def _marks(report: TriageReport) -> Iterator[Text]:
-    """Yield a line on the marks that the page has."""
+    """Yield a line that explains the marks of confidence in the report."""
     used = {verdict.confidence for verdict in report.verdicts}
     words = [
         f"({entry.name}) {entry.meaning}"
@@ -270,7 +270,7 @@ def _marks(report: TriageReport) -> Iterator[Text]:
 
 
 def no_verdict_text(report: TriageReport) -> str:
-    """Return the line of a report that has no verdicts, but for that of the crash."""
+    """Return the line for a report without verdicts other than the crash."""
     other = "other " if report.crash is not None else ""
     count = report.checked
     checks = "automatic checks" if count is None else plural(count, "automatic check")
@@ -287,12 +287,12 @@ def no_verdict_text(report: TriageReport) -> str:
 
 
 def shown_verdicts(report: TriageReport) -> list[TriageVerdict]:
-    """Return the verdicts without that of the crash, which has its own lines."""
+    """Return the verdicts but that of the crash, which has its own lines."""
     return [verdict for verdict in report.verdicts if verdict.code != "panic"]
 
 
 def severity_text(verdict: TriageVerdict) -> str:
-    """Return how bad a verdict is, and how sure, if that is in doubt."""
+    """Return the severity of a verdict, and its confidence unless it is exact."""
     doubt = DOUBTS[verdict.confidence]
     return f"{verdict.severity} ({doubt})" if doubt else verdict.severity
 
@@ -307,7 +307,7 @@ def _verdict(verdict: TriageVerdict) -> Iterator[Text]:
 def groupby_section(
     sections: Mapping[str, ReportSection],
 ) -> Iterator[tuple[str, ReportSection]]:
-    """Yield the names of sections and what they say; of alike ones all names."""
+    """Yield each section, with the names of all consecutive sections equal to it."""
     for _, alike in groupby(sections.items(), key=lambda item: item[1]):
         names, found = zip(*alike, strict=True)
         yield ", ".join(names), found[0]
@@ -321,7 +321,7 @@ def _section(name: str, section: ReportSection) -> Iterator[Text]:
 
 
 def _full(report: TriageReport) -> Iterator[Block]:
-    """Yield the first page of each command."""
+    """Yield the report of each command, under a title."""
     parts = report.parts
     assert parts is not None
     for name, page in pages(report):
@@ -333,11 +333,11 @@ def _full(report: TriageReport) -> Iterator[Block]:
 def pages(
     report: TriageReport, *, verbose: bool = False
 ) -> Iterator[tuple[str, Iterator[Block]]]:
-    """Yield the name and the first page of each command that has a report.
+    """Yield the name and the blocks of each command that has a report.
 
-    :param verbose: Whether the pages have all details.
+    :param verbose: Whether to show all details, except of msa-memstat.
     """
-    # What follows is in few reports, and slow to import.
+    # Few reports need these modules, which are slow to import.
     from msatools.render.cpus.report import cpus_blocks
     from msatools.render.locks.report import locks_blocks
     from msatools.render.memstat.report import memstat_blocks
@@ -360,4 +360,4 @@ def pages(
 
 
 _PAGE = 20
-"""Rows of processes on their first page."""
+"""Maximum rows of msa-prstat's table."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Draws who waits for whom: a tree for each root, as a picture.
+"""Draws the waits-for graph as a picture: a tree for each root.
 
-A root is at the left; to its right are the locks that it holds, and who waits for them.
+A root is at the left; to its right are the locks that it holds and their waiters.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,26 +18,26 @@ from msatools.report.rule import root_text
 from msatools.reports.units import duration
 
 ROOTS = 16
-"""Roots that are drawn, those that block most first."""
+"""Maximum roots to draw, in the order of the report; likewise deadlocks."""
 
 _CHILDREN = 6
-"""Waiters of a lock, and locks of an owner, that are drawn; the rest is a number."""
+"""Maximum waiters of a lock, and locks of an owner, to draw; others are counted."""
 
 _DEPTH = 6
 _NODES = 500
-"""Nodes that are drawn of all trees, those nearest to the roots first."""
+"""Maximum nodes of all trees, those nearest to the roots first."""
 
 _LETTER_WIDTH, _HEIGHT = 7, 22
 _GAP_X, _GAP_Y = 34, 6
 _MARGIN = 12
 _INSIDE = 6
-"""Distance of a text from the border of its box."""
+"""Distance of text from the border of its box, in pixels."""
 
 _LEAST_WIDTH = 360
-"""Room for what the colours mean."""
+"""Minimum width of the picture, in pixels, for the legend of the colours."""
 
 _LETTERS = 32
-"""Characters that a node has room for; the whole text shows on the pointer."""
+"""Maximum characters of a node; the title on hover has the whole text."""
 
 _COLOURS = {
     "root": "#f4c7c3",
@@ -51,11 +51,11 @@ _KEY = {
     "task": "a task that waits, its state, and for how long",
     "more": "not drawn, or drawn already",
 }
-"""What the colours mean."""
+"""Maps the kind of a node to the meaning of its colour."""
 
 _LINE = "#888888"
 _THICK = 2
-"""Width of a line: thinner ones vanish where the picture is scaled down."""
+"""Width of a line in pixels: thinner lines vanish if the picture is scaled down."""
 
 
 class _Node(Struct):
@@ -81,7 +81,7 @@ def wait_picture(report: LocksReport) -> Picture | None:
 
 
 def _prune(trees: Sequence[_Node]) -> None:
-    """Take what is beyond the bound of nodes out of trees."""
+    """Remove nodes beyond :data:`_NODES`, those farthest from the roots."""
     level, room = [*trees], _NODES - len(trees)
     while level:
         below = []
@@ -94,7 +94,7 @@ def _prune(trees: Sequence[_Node]) -> None:
 
 
 def _widths(trees: Sequence[_Node]) -> Iterator[int]:
-    """Yield the width of the boxes of each column."""
+    """Yield the width of the boxes in each column, in pixels."""
     level = [*trees]
     while level:
         letters = max(len(_short(node.text)) for node in level)
@@ -166,7 +166,7 @@ def _waiters(
 ) -> list[_Node]:
     nodes = []
     fresh = [pid for pid in pids if pid not in seen]
-    # Those with waiters of their own first.
+    # Waiters that hold locks, and so have waiters, come first.
     fresh.sort(key=lambda pid: pid not in graph.held)
     for pid in fresh[:_CHILDREN]:
         seen.add(pid)
@@ -198,7 +198,7 @@ class _WaitDrawing:
         self._right = _LEAST_WIDTH
 
     def add_key(self, kinds: Iterable[str]) -> None:
-        """Draw what the colours mean, a line each."""
+        """Draw the legend of the colours, a line each."""
         for kind in kinds:
             box = Box(_MARGIN, self._y, _HEIGHT, _HEIGHT - _GAP_Y)
             self._boxes.setdefault(_COLOURS[kind], []).append(box)

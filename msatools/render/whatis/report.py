@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of msa-whatis as text."""
+"""Renders the report of msa-whatis."""
 
 from collections.abc import Iterator
 
@@ -38,7 +38,7 @@ def whatis_blocks(report: WhatisReport, *, verbose: bool) -> Iterator[Block]:
 
 
 def _title(answer: AddressAnswer) -> str:
-    """Return the address as it was asked, and what it comes to."""
+    """Return the requested address, and its value if it was written otherwise."""
     if answer.address is None:
         return answer.asked
     shown = f"{answer.address:#x}"
@@ -50,7 +50,7 @@ def _title(answer: AddressAnswer) -> str:
 
 
 def _details(answer: AddressAnswer, verbose: bool) -> Iterator[tuple[str, str]]:
-    """Yield what else is known, the most specific first; the text has the first."""
+    """Yield labels and texts of further facts; ``answer.text`` has the main one."""
     facts = _facts(answer)
     shown = {"page": "page_struct"}.get(answer.kind, answer.kind)
     for name, label, text in facts:
@@ -63,7 +63,7 @@ def _details(answer: AddressAnswer, verbose: bool) -> Iterator[tuple[str, str]]:
 
 
 def _is_empty(answer: AddressAnswer) -> bool:
-    """Return whether it is known that no memory is mapped at an address."""
+    """Return whether no memory is mapped at an address, or the address is unknown."""
     if answer.kind in ("unmapped", "unknown"):
         return True
     in_guard = answer.stack is not None and answer.stack.where == "guard"
@@ -71,7 +71,7 @@ def _is_empty(answer: AddressAnswer) -> bool:
 
 
 def _facts(answer: AddressAnswer) -> Iterator[tuple[str, str, str]]:
-    """Yield each part of an answer: name of its field, label, text."""
+    """Yield the parts of an answer, the most specific first: kind, label, text."""
     if answer.stack is not None:
         yield "stack", "stack", stack_text(answer.stack)
     if answer.task is not None:

@@ -64,7 +64,7 @@ GROUPS = 10
 """Default number of groups."""
 
 _EXPLAINED = 3
-"""Default number of groups with their evidence."""
+"""Default number of groups to show with their evidence."""
 
 KEYS = 20
 """Default number of users, control groups or other keys."""
@@ -84,7 +84,7 @@ def has_names(report: ZombiesReport) -> bool:
 def by_parent(
     report: ZombiesReport, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield the groups; the largest with evidence, owners and advice."""
+    """Yield the table of groups; the first ones with evidence, owners and advice."""
     groups = report.groups
     shown = groups[:rows] if rows or verbose else groups[:GROUPS]
     explained = len(shown) if rows or verbose else _EXPLAINED
@@ -142,7 +142,7 @@ def explanation(
 
 
 def held_text(held: HeldNamespace) -> str:
-    """Return what a PID namespace, or a container, waits for."""
+    """Return the line on a PID namespace whose init waits for zombies to be reaped."""
     init = process_text(held.pid, held.comm)
     return (
         f"keeps PID namespace {held.namespace} from ending: its init, {init}, has "
@@ -159,7 +159,7 @@ def _verdicts(groups: Sequence[ZombieGroup]) -> Text:
     return line(Span("Why: ", "title"), words)
 
 
-# --- by something else
+# --- by verdict, cgroup, user or PID namespace
 
 _HEADERS = {
     "verdict": "VERDICT",
@@ -269,7 +269,7 @@ def _row(zombie: Zombie, names: bool) -> Sequence[Cell]:
 
 
 def namespace_text(zombie: Zombie) -> str:
-    """Return a PID namespace, and the PID there if it is different."""
+    """Return a zombie's PID namespace, and its PID there if that is different."""
     within = "" if zombie.ns_pid is None else f" (PID {zombie.ns_pid})"
     return number_text(zombie.namespace) + within
 
@@ -295,7 +295,7 @@ _REAPS = {
 def heirs_tree(
     report: ZombiesReport, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield heirs, and below each the parents whose zombies it would inherit."""
+    """Yield a tree for each heir, with the parents whose zombies it would inherit."""
     if not report.heirs:
         yield line("Who would inherit them is not known.")
         return
@@ -449,7 +449,7 @@ def _task(task: TaskAsked, report: ZombiesReport, verbose: bool) -> Iterator[Tex
 
 
 def _about(zombie: Zombie, names: bool) -> str:
-    """Return a zombie's exit status, owners, and what else keeps it."""
+    """Return a zombie's exit status, user, cgroup, namespace, threads and tracer."""
     parts = [
         f"ended with {endings_text({ending(zombie.exit_code): 1})}",
         f"user {user(zombie.uid, names)}",

@@ -67,7 +67,7 @@ def dead_for_range(least_ns: int, most_ns: int) -> str:
 
 
 def why_text(group: ZombieGroup, verbose: bool = False) -> str:
-    """Return the verdict on a group, with the tracer or root cause if there is one."""
+    """Return the verdict on a group, with the tracer or root; cut if not *verbose*."""
     words, evidence = WHY[group.verdict], group.evidence
     if group.verdict == "traced" and evidence.tracer is not None:
         return f"tracer {evidence.tracer} must wait first"
@@ -178,9 +178,9 @@ def _relations(evidence: Evidence) -> str:
 
 
 def evidence_text(group: ZombieGroup) -> str:
-    """Return the evidence in one line, with what the first thread is doing.
+    """Return the evidence in one line, with the activity of the parent's first thread.
 
-    The thread is left out if a zombie's own threads keep it: it is not theirs.
+    The thread is left out for ``leader-exited``: a zombie's own threads keep it.
     """
     evidence = group.evidence
     if not evidence.threads or group.verdict == "leader-exited":
@@ -219,10 +219,10 @@ def zombies_text(count: int) -> str:
 _LIMITS = 8
 _BAR = 20
 _MIN_PERCENT = 10
-"""Percentage used from which every limit is shown, not only the nearest of its kind."""
+"""Minimum percentage used for a limit that is not the nearest of its kind."""
 
 _MATTERS = 10
-"""A group matters to a limit if it is at least 1/N of the usage."""
+"""A group matters to a limit if it is at least a tenth of the usage."""
 
 _LEGEND = "[# dead  = others  . left]"
 
@@ -252,7 +252,7 @@ def limits_table(
 
 
 def _important(limits: Sequence[Limit]) -> Sequence[Limit]:
-    """Return the nearest limit of each kind, and others that are partly used."""
+    """Return the nearest limit of each kind, and some used by _MIN_PERCENT or more."""
     nearest_of_kind: dict[str, int] = {}
     for index, limit in enumerate(limits):
         nearest_of_kind.setdefault(limit.name, index)
@@ -312,7 +312,7 @@ def _cells(number: int, most: int) -> int:
 
 
 def nearest(group: ZombieGroup, limits: Sequence[Limit]) -> Cell:
-    """Return the nearest of the limits that a group matters to."""
+    """Return the cell for the nearest limit that a group matters to; empty if none."""
     closest: Limit | None = None
     share = -1.0
     for limit in limits:
