@@ -60,6 +60,8 @@ def exposition(gauges: Iterable[Gauge]) -> bytes:
 
     registry = prometheus_client.CollectorRegistry()
     for gauge in gauges:
+        if not gauge.values:
+            continue  # the library would show 0
         made = prometheus_client.Gauge(
             gauge.name, gauge.help, gauge.labels, registry=registry
         )

@@ -263,10 +263,10 @@ class Interval:
         unseen = self._unseen.astype(np.float64)
         # Expected times by the shares in samples, less the times known exactly.
         sampled = self._sampled[:, :_UNTOLD]
-        shares = sampled * _ratio(known.sum(1) + unseen, sampled.sum(1))[:, None]
+        shares = sampled * ratio(known.sum(1) + unseen, sampled.sum(1))[:, None]
         shares = np.maximum(shares - known, 0)
         total = shares.sum(1)
-        guessed = shares * _ratio(unseen, total)[:, None]
+        guessed = shares * ratio(unseen, total)[:, None]
         untold += np.where(total > 0, 0, unseen)
         error = _errors(known, sampled, guessed, self._squares)
 
@@ -276,7 +276,7 @@ class Interval:
         slack = off_cpu - classified - untold
         untold += np.where((slack > self._bound_ns) | (classified == 0), slack, 0)
         untold = np.clip(untold, 0, off_cpu)
-        factor = _ratio(off_cpu - untold, classified)
+        factor = ratio(off_cpu - untold, classified)
         ns = np.rint((known + guessed) * factor[:, None]).astype(np.int64)
         # The longest time takes the rounding errors.
         rows, longest = np.arange(len(ns)), ns.argmax(1) if len(ns) else 0
@@ -404,12 +404,13 @@ def _column(sample: TaskSample) -> npt.NDArray[np.intp]:
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:
     """Return the share of user mode in all time on the CPU; 1 if there is none."""
     cpu = states.user_ns + states.system_ns
-    return np.where(cpu > 0, _ratio(states.user_ns, cpu), 1.0)
+    return np.where(cpu > 0, ratio(states.user_ns, cpu), 1.0)
 
 
-def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
+def ratio(values: npt.NDArray[Any], of: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return *values* divided by *of*; 0 where that is not above 0."""
     found = np.zeros(len(of))
-    np.divide(value, of, out=found, where=of != 0)
+    np.divide(values, of, out=found, where=of > 0)
     return found
 
 
@@ -425,9 +426,9 @@ def _errors(
     """
     part = guessed.sum(1)
     whole = known.sum(1) + part
-    samples = _ratio(part**2, squares)
+    samples = ratio(part**2, squares)
     of_part = _deviation(guessed, samples)
-    samples *= _ratio(whole, part)
+    samples *= ratio(whole, part)
     of_whole = _deviation(sampled, samples) / np.sqrt(samples + 2)[:, None]
     error = np.minimum(whole[:, None] * of_whole, part[:, None] * of_part)
     return np.where((part[:, None] > 0) & (known + sampled > 0), error, 0)
@@ -435,7 +436,7 @@ def _errors(
 
 def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
     """Return the standard deviation of each class's share in one sample."""
-    share = times * _ratio(np.ones(len(times)), times.sum(1))[:, None]
+    share = times * ratio(np.ones(len(times)), times.sum(1))[:, None]
     share = (share * samples[:, None] + 1) / (samples[:, None] + 2)
     deviation: Times = np.sqrt(share * (1 - share))
     return deviation

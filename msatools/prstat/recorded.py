@@ -28,6 +28,7 @@ from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import (
     Indices,
     Options,
+    any_thread,
     group_by,
     group_by_class,
     order,
@@ -159,10 +160,7 @@ def _named(rows: TaskRows, pids: Iterable[int], by_thread: bool) -> Booleans:
     named = np.isin(rows.kept.columns["pid"], list(pids))
     if by_thread:
         named |= np.isin(rows.kept.columns["tgid"], list(pids))
-    found = np.append(0, np.cumsum(named))
-    first, end = rows.columns["threads_of"].T
-    has: Booleans = found[end] > found[first]
-    return has
+    return any_thread(rows, named)
 
 
 def _check(kept: Kept) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from msatools.kernel.reader import distinct
 from msatools.kernel.structs import Booleans
-from msatools.prstat.interval import ON_CODE, WAITED
+from msatools.prstat.interval import ON_CODE, WAITED, ratio
 from msatools.prstat.model import ClassGroup, TaskGroup
 from msatools.prstat.rows import UNKNOWN, Columns, TaskRows
 from msatools.prstat.states import Breakdown, SplitColumn
@@ -100,14 +100,14 @@ def selected(rows: TaskRows, wanted: Selection) -> Booleans:
     if wanted.cpus is not None:
         keep &= np.isin(columns["cpu"], list(wanted.cpus))
     if wanted.states is not None:
-        keep &= _any_thread(rows, _isin(rows, "state", wanted.states))
+        keep &= any_thread(rows, _isin(rows, "state", wanted.states))
     if wanted.classes is not None:
-        keep &= _any_thread(rows, _isin(rows, "class", wanted.classes))
+        keep &= any_thread(rows, _isin(rows, "class", wanted.classes))
     if not wanted.membership.is_any:
         kept = rows.kept
         cgroups = TaskCgroups(kept.paths, kept.columns["cgroup"])
         found = members(wanted.membership, cgroups, kept.namespaces)
-        keep &= _any_thread(rows, found)
+        keep &= any_thread(rows, found)
     keep &= columns["class_age_ns"] >= wanted.min_age_ns
     if wanted.max_age_ns is not None:
         keep &= columns["class_age_ns"] <= wanted.max_age_ns
@@ -118,7 +118,7 @@ def _isin(rows: TaskRows, name: str, wanted: Iterable[Any]) -> Booleans:
     return np.isin(rows.kept.columns[name], list(wanted))
 
 
-def _any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
+def any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
     """Return which rows have a wanted thread."""
     found = np.append(0, np.cumsum(wanted))
     first, end = rows.columns["threads_of"].T
@@ -162,15 +162,9 @@ def cpu_ns(columns: Columns) -> npt.NDArray[np.int64]:
     return time
 
 
-def _ratio(values: npt.NDArray[Any], of: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    found = np.zeros(len(of))
-    np.divide(values, of, out=found, where=of > 0)
-    return found
-
-
 def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64]:
     """Return values as shares of the total lifetime of each row's threads."""
-    return _ratio(values, np.sum([columns[name] for name in _PARTS], axis=0))
+    return ratio(values, np.sum([columns[name] for name in _PARTS], axis=0))
 
 
 _PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
@@ -185,7 +179,7 @@ def _share_of(name: str) -> _Key:
 
 
 def _off_per_switch(rows: TaskRows) -> npt.NDArray[Any]:
-    return _ratio(rows.columns["off_cpu_ns"], rows.columns["sleeps"])
+    return ratio(rows.columns["off_cpu_ns"], rows.columns["sleeps"])
 
 
 def _sleep(rows: TaskRows) -> npt.NDArray[Any]:
@@ -245,7 +239,7 @@ KEYS: Mapping[str, _Key] = {
     "NICE": _column("nice"),
     "PSR": _column("cpu"),
     "TIME": lambda rows: cpu_ns(rows.columns),
-    "CPU": lambda rows: _ratio(cpu_ns(rows.columns), rows.columns["lifetime_ns"]),
+    "CPU": lambda rows: ratio(cpu_ns(rows.columns), rows.columns["lifetime_ns"]),
     "NLWP": _column("threads"),
     "COMMAND": _column("comm"),
     "CGROUP": _cgroups,

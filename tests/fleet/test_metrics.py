@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from msatools.fleet.buckets import Choice, gauges, read_fleet
 from msatools.fleet.dumps import result_of
 from msatools.memory.classes import CLASSES
+from msatools.model import single
 from msatools.report.model import Severity
 from tests.fleet.made import identity, outcome, result, results
 from tests.support.calls import CORE, call, open_demo
@@ -90,6 +91,13 @@ def test_fleet(tmp_path: Path) -> None:
     assert found["msatools_fleet_verdict_dumps"] == {("oops",): 2, ("hung-tasks",): 1}
     assert found["msatools_fleet_buckets"] == {(): 2}
     assert found["msatools_fleet_crash_buckets"] == {(): 1}
+
+
+def test_unknown_value_is_no_zero() -> None:
+    from msatools.cli.recording import exposition
+
+    made = (single("msatools_a", "A.", None), single("msatools_b", "B.", 2))
+    assert parsed(exposition(made).decode()) == {"msatools_b": {(): 2}}
 
 
 @pytest.mark.parametrize("command", [MEMSTAT, REPORT], ids=lambda each: each.name)

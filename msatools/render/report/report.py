@@ -102,9 +102,7 @@ def _notes(report: TriageReport, verbose: bool) -> Iterator[Text]:
     shown = found if verbose else found[:_NOTES]
     yield from shown
     if left := len(found) - len(shown):
-        yield line(
-            Span(f"… {plural(left, 'more note')}", "dim"), advice("-v shows them")
-        )
+        yield line(Span(f"… {plural(left, 'more note')}", "dim"), _MORE)
 
 
 def crash_text(report: TriageReport) -> str:
@@ -166,17 +164,13 @@ def _crash(crash: CrashDetails, verbose: bool) -> Iterator[Text]:
     for frame in shown:
         yield cut_line(f"    {frame}")
     if left := len(frames) - len(shown):
-        yield line(
-            Span(f"    … {plural(left, 'more frame')}", "dim"), advice("-v shows them")
-        )
+        yield line(Span(f"    … {plural(left, 'more frame')}", "dim"), _MORE)
     yield line(Span(f"  fingerprint {crash.fingerprint}", "dim"))
     nested = crash.nested if verbose else crash.nested[:_NESTED]
     for fault in nested:
         yield line(f"  {nested_text(fault)}")
     if left := len(crash.nested) - len(nested):
-        yield line(
-            Span(f"  … {plural(left, 'more fault')}", "dim"), advice("-v shows them")
-        )
+        yield line(Span(f"  … {plural(left, 'more fault')}", "dim"), _MORE)
 
 
 def frames_text(frames: Sequence[str]) -> Iterator[str]:
