@@ -583,8 +583,6 @@ class RunnableTask(Struct, frozen=True, kw_only=True):
     """Time for which it has waited for the CPU; for the current task, has run."""
 
     wait_bound: Literal["exact", "upper", "estimate"]
-    """Accuracy of ``wait_ns``: ``upper`` is an upper bound."""
-
     cgroup: str | None
     throttled: bool
     """Whether its group (or class) has used up its quota."""

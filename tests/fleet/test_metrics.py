@@ -96,8 +96,8 @@ def test_fleet(tmp_path: Path) -> None:
 def test_unknown_value_is_no_zero() -> None:
     from msatools.cli.recording import exposition
 
-    made = (single("msatools_a", "A.", None), single("msatools_b", "B.", 2))
-    assert parsed(exposition(made).decode()) == {"msatools_b": {(): 2}}
+    made = (single("msatools_load", "Load.", None), single("msatools_cpus", "CPUs.", 2))
+    assert parsed(exposition(made).decode()) == {"msatools_cpus": {(): 2}}
 
 
 @pytest.mark.parametrize("command", [MEMSTAT, REPORT], ids=lambda each: each.name)
