@@ -62,6 +62,13 @@ def test_made_report(path: Path) -> None:
     assert found.seconds > 0
 
 
+def test_bounds_are_passed_on(path: Path) -> None:
+    code = "import sys; sys.exit(' '.join(sys.argv[1:]))"
+    found = report_dump(str(path), SHORT, (sys.executable, "-c", code))
+    words = f"{os.getpid()} {1 << 28} 2 report --json -c {path}"
+    assert (found.state, found.error) == ("failed", words)
+
+
 @pytest.mark.parametrize("word", ["hang", "spin"])
 def test_time_is_bounded(path: Path, word: str) -> None:
     found = outcome(path, file_of(word), SHORT)

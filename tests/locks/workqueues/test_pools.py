@@ -212,12 +212,18 @@ def test_worker_that_points_at_no_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "moment"),
-    [(1000, 5000), (1250, 1_005_000), (1000 - 250, None), ((1 << 64) - 1, None)],
+    ("count", "moment", "past"),
+    [
+        (1000, 5000, 5000),
+        (999, 1000, 1000),
+        (1250, 1_005_000, None),
+        (1000 - 250, None, None),
+        ((1 << 64) - 1, None, None),
+    ],
 )
-def test_time_of_jiffies(count: int, moment: int | None) -> None:
+def test_time_of_jiffies(count: int, moment: int | None, past: int | None) -> None:
     jiffies = Jiffies(tick_ns=4000, count=1000, updated_ns=5000)
-    assert jiffies.time_ns(count) == moment
+    assert (jiffies.time_ns(count), jiffies.past_ns(count)) == (moment, past)
 
 
 def test_jiffies_are_the_clock() -> None:
