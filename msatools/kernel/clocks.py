@@ -115,7 +115,9 @@ def last_update(reader: Reader, losses: LossLog) -> Update | None:
 def _last_update(reader: Reader, losses: LossLog) -> Update | None:
     try:
         core = reader.once(_Timekeeper, lambda: _timekeeper(reader.prog))
-        for _ in range(_TRIES):
+        for again in range(_TRIES if reader.is_live else 1):
+            if again:
+                time.sleep(_PAUSE_S)
             data = reader.read(core.address, core.size)
             before = unsigned(data, core.sequence, 4)
             steady = not before & 1
@@ -124,8 +126,6 @@ def _last_update(reader: Reader, losses: LossLog) -> Update | None:
                 steady = before == unsigned(after, 0, 4)
             if steady:
                 return _update(core, data)
-            if reader.is_live:
-                time.sleep(_PAUSE_S)
     except MissingError:
         return None
     except UNREADABLE as error:
