@@ -83,7 +83,7 @@ def lacking(
     """
     Return the first option whose data a report lacks; ``None`` if it has all.
 
-    :param asked: Options by the name of the report's field that each requests.
+    :param asked: Maps a field of the report to the option that requests it.
     """
     for name in by:
         if name not in (report.by or {}):
@@ -388,7 +388,7 @@ def _diff_groups(
 
 
 def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
-    """Index groups by key; merge groups that share a key, which none should."""
+    """Index groups by key; merge groups with the same key, which should not occur."""
     by_key: dict[str, PageGroup] = {}
     for group in groups:
         known = by_key.get(group.key)
