@@ -86,7 +86,8 @@ i915") (in v6.13) vfree() subtracted them."""
 
 _VM_SPARSE = 0x1000
 """Pages are mapped and unmapped one by one: BPF arenas. e6f798225a31 ("mm: Introduce
-VM_SPARSE kind and vm_area_[un]map_pages().") (in v6.9); no other flag had this bit before."""
+VM_SPARSE kind and vm_area_[un]map_pages().") (in v6.9); no other flag had this bit
+before."""
 
 _MAPPING = _VM_MAP | _VM_DMA_COHERENT | _VM_SPARSE
 

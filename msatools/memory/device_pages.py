@@ -175,8 +175,8 @@ def _nvme(
 def _has_disk(queue: drgn.Object) -> bool:
     """Return whether a queue is known to be a disk's, not an admin queue.
 
-    A queue points to its disk since d152c682f03c ("block: add an explicit ->disk backpointer to
-    the request_queue") (in v5.15).
+    A queue points to its disk since d152c682f03c ("block: add an explicit ->disk
+    backpointer to the request_queue") (in v5.15).
     """
     return queue.type_.has_member("disk") and bool(queue.disk)
 
