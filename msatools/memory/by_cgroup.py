@@ -578,7 +578,7 @@ class CgroupView:
         try:
             return kernel_bytes(self._reader, tree, self._losses)
         except MissingError:
-            pass  # before v5.9, or CONFIG_MEMCG_KMEM=n
+            pass  # no MEMCG_PERCPU_B, as before v5.9
         except UNREADABLE as error:
             text = f"cannot read what control groups are charged: {error}"
             self._losses.lose(Loss.LISTS, text)

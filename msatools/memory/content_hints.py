@@ -98,7 +98,7 @@ class SymbolNames:
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
         """Return which addresses are in the image, or between first and last module.
 
-        Without these bounds, it returns no address as such.
+        All are False if the kernel does not record these bounds.
         """
         inside = np.zeros(len(addresses), np.bool_)
         for first, end in (self._image, self._area):

@@ -104,7 +104,8 @@ def global_pages(reader: Reader, memmap: int, size: int, losses: LossLog) -> Pfn
             if not is_left_out(error):
                 losses.lose(Loss.GLOBALS, f"cannot read variables: {error}")
     with suppress(MissingError, *UNREADABLE):
-        # These pages are no compound page. Newer kernels have a folio of zeros instead.
+        # These pages are no compound page. They are replaced by a folio of zeros since
+        # "iomap: use largest_zero_folio() in iomap_dio_zero()" (in v6.18).
         pointer = _word(reader, kernel_symbol(reader.prog, "zero_page"))
         first, rest = divmod(pointer - memmap, size)
         if pointer > memmap and not rest:

@@ -117,7 +117,8 @@ class Needed(Struct, frozen=True):
     """Number of blocked blocks by their number of unmovable pages."""
 
     pages: int
-    """Most unmovable pages of a block; each has more than half of it."""
+    """Upper bound of a block's unmovable pages; the lower bound is half of it,
+    exclusive."""
 
     blocks: int
 
@@ -709,7 +710,7 @@ class MemstatReport(Report, frozen=True, kw_only=True):
     """Free pages of all swap devices and files, without those that CPUs reserved."""
 
     swap: Annotated[SwapUse | None, ADDED] = None
-    """Swap as a whole; ``None`` if unknown, or without CONFIG_SWAP."""
+    """Swap as a whole; ``None`` if unknown, or with CONFIG_SWAP=n."""
 
     by: Annotated[
         Mapping[str, tuple[PageGroup, ...]] | None, ADDED, Mark("groups", _group_types)

@@ -71,7 +71,7 @@ class PcpList(Struct, frozen=True):
 
     first: int
     last: int
-    """Address of the last list node, and ``first`` of the first one."""
+    """Addresses of the first and the last node on the list (``page->lru``)."""
 
     order: int
 

@@ -552,7 +552,8 @@ def _share_out(
 
 
 def _open_again(prog: drgn.Program) -> None:
-    """Open /proc/kcore again in a forked process: see :func:`do_in_order`."""
+    """Open /proc/kcore again in a forked process: readers of one open file share more
+    than its position."""
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         from msatools.program.live import open_again
 

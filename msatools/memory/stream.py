@@ -72,8 +72,9 @@ def dump_file(reader: Reader) -> DumpFile | None:
     """
     Return the file that the memmap can be read from without drgn, if there is one.
 
-    The file must be an ELF dump that is not truncated, and the program must read memory
-    only from it: otherwise :func:`msatools.program.linear.forget_direct_map` was called.
+    The file is an ELF dump that is not truncated. There is none if
+    :func:`msatools.program.linear.forget_direct_map` was called, as by tests that
+    overlay memory.
     """
     if reader.is_live or not direct_map(reader.prog).size:
         return None

@@ -104,7 +104,7 @@ def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
 
 def _count(value: drgn.Object) -> int:
     """Return a count, which is an ``atomic_long_t`` on some kernels."""
-    # "mm, swap: use percpu cluster ... make inuse_pages atomic" (in v6.14)
+    # inuse_pages since "mm, swap: clean up plist removal and adding" (in v6.14)
     kind = value.type_
     while kind.kind == drgn.TypeKind.TYPEDEF:
         kind = kind.type

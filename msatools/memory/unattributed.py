@@ -259,7 +259,7 @@ class PageOwners:
 
     def _base(self, number: int) -> int | None:
         """
-        Return the address of a section's records minus the offset of its first pfn.
+        Return ``page_ext`` of a section: the address where pfn 0's records would be.
 
         :return: 0 if the section has no records; ``None`` if it cannot be read.
         """
