@@ -370,7 +370,7 @@ _MAPS: Members = {
     "bounds": ("bound_map",),
 }
 _MIN_BYTES = 4
-"""PCPU_MIN_ALLOC_SIZE"""
+"""Bytes for each bit of a chunk's bitmaps (PCPU_MIN_ALLOC_SIZE)."""
 
 _MAX_PAGES = 1 << 16
 """Maximum number of pages of a unit: 256 MiB, far above PCPU_MIN_UNIT_SIZE."""
@@ -479,7 +479,7 @@ class PercpuOffset(Struct, frozen=True):
 
 
 class PercpuUnits(Struct, frozen=True):
-    """The units of all chunks, those of the first chunk included."""
+    """The units of all chunks, including the first chunk."""
 
     chunks: list[PercpuChunk]
     cpus: list[int]
@@ -544,8 +544,8 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
     """
     Return the number of pages of each CPU's first unit.
 
-    It contains the kernel's static variables, the reserved chunk for those of modules,
-    and the first chunk for dynamic ones (pcpu_setup_first_chunk()).
+    The unit contains the kernel's static variables, the reserved chunk for static
+    variables of modules, and the first dynamic chunk (pcpu_setup_first_chunk()).
     """
     first = find_variable(prog, "pcpu_first_chunk")
     end = first.base_addr.value_() + (first.nr_pages.value_() << page_shift)

@@ -81,7 +81,7 @@ def copy_to_tails(block: Block, words: npt.NDArray[Any]) -> Indices:
     """
     Copy each head's word to its tails.
 
-    :param words: One word a page of the block; those of tails are changed.
+    :param words: One word a page of the block; the words of tails are changed.
     :return: Indices of the tails whose head is outside the block, as their compound
         page is larger than a block. Their words are left unchanged.
     """
@@ -262,7 +262,7 @@ def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
 
     :param sums: Sums whose kinds are classes.
     :param most: Maximum number of owners to list.
-    :param always: Placeholders, listed in addition however few pages they have.
+    :param always: Placeholder owners to list in any case, in addition to *most*.
     """
     starts = sums.starts()
     if not len(starts):

@@ -132,7 +132,7 @@ def own_charges(reader: Reader, tree: GroupTree, losses: LossLog) -> OwnCharges:
         members |= _SWAP if is_unified(reader) else _BOTH
     found = read_structs(reader, "struct mem_cgroup", members, tree.addresses, losses)
     used = found["used"].astype(np.int64)
-    # On a running kernel a group may have gone since the lists were read.
+    # On a running kernel a group may have been freed since the lists were read.
     subsystem = find_variable(reader.prog, "memory_cgrp_subsys").address_
     known = found.readable & (found["subsystem"] == np.uint64(subsystem))
     memory = _own(used, known, tree.parents)
@@ -148,11 +148,11 @@ def own_charges(reader: Reader, tree: GroupTree, losses: LossLog) -> OwnCharges:
 
 
 def _own(totals: Numbers, readable: npt.NDArray[np.bool_], parents: Numbers) -> Numbers:
-    """Subtract from each group's total those of its children."""
+    """Subtract from each group's total the totals of its children."""
     own = totals.copy()
     below = np.flatnonzero(parents >= 0)
     np.subtract.at(own, parents[below], totals[below])
-    # The counters of a running kernel change one after the other.
+    # Differences may be negative: a running kernel does not change counters together.
     own = np.maximum(own, 0)
     own[~readable] = UNKNOWN
     # A parent's counter includes the counters of unreadable children.
@@ -181,7 +181,7 @@ def kernel_bytes(reader: Reader, tree: GroupTree, losses: LossLog) -> KernelByte
     """Read ``slab`` and ``percpu`` of memory.stat, without the groups below.
 
     A group's count includes the groups below once their counts are flushed
-    (mem_cgroup_css_rstat_flush()). Counts that are not are added, as by memory.stat.
+    (mem_cgroup_css_rstat_flush()). Unflushed counts are added, as memory.stat does.
 
     :raises MissingError: if the kernel has no such counts
     """
@@ -203,7 +203,7 @@ def kernel_bytes(reader: Reader, tree: GroupTree, losses: LossLog) -> KernelByte
     own = totals.copy()
     below = np.flatnonzero((tree.parents >= 0) & online)
     np.subtract.at(own, tree.parents[below], totals[below])
-    # Counts of a running kernel change one after the other.
+    # Differences may be negative: a running kernel does not change counts together.
     own = np.maximum(own, 0)
     own[~known | ~online] = UNKNOWN
     # Memory of the root group itself is not charged.
@@ -434,7 +434,7 @@ PINS = 5
 """Maximum number of pinning files to list for a removed group."""
 
 _PER_OBJECT, _UNREADABLE = 1, 2
-"""Placeholders for a control group: of slabs charged per object; if unreadable."""
+"""Placeholders for control groups: slabs charged per object; unreadable groups."""
 
 _FAR = np.uint64(4)
 """Flag on the address of a head page, whose charge word is read after the scan."""
@@ -464,7 +464,7 @@ class ChargeTally(Struct):
     """Offset of the charge word in ``struct page``; ``None`` with CONFIG_MEMCG=n."""
 
     stack_pages: int = 1
-    """Pages of a kernel stack of which only the first has the charge word."""
+    """Pages of a kernel stack if only the first has the charge word; otherwise 1."""
 
     by_class: Tally = field(default_factory=Tally)
     by_mapping: Tally = field(default_factory=Tally)

@@ -102,7 +102,7 @@ class FileSystem(Struct, frozen=True):
 
     fstype: str
     id: str
-    """``s_id``: its block device, or its type."""
+    """``s_id``: name of its block device, or its type if it has none."""
 
     has_device: bool
 

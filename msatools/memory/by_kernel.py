@@ -52,7 +52,7 @@ from msatools.selfdesc.find import member_of
 
 
 GENERAL = "kmalloc-"
-"""How the names of general caches begin."""
+"""Prefix of the names of general caches."""
 
 SAMPLE = 32
 """Maximum number of slabs of a cache to read: the first page of each."""

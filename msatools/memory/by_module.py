@@ -154,10 +154,10 @@ def _in_blocks(groups: Sequence[UnattributedGroup], page_size: int) -> Iterator[
 
 _SUFFIX = "? (unloaded)"
 _TRAPS = b"\xcc" * 16
-"""int3 of x86-64."""
+"""16 int3 instructions of x86-64."""
 
 _PAGE_MASK = ~0xFFF
-"""Mask of the smallest page: each of its addresses has the same answer."""
+"""Mask for addresses in 4 KiB pages: results are kept for each page."""
 
 
 def is_unloaded(module: str | None) -> bool:

@@ -34,7 +34,7 @@ SPACE_BITS = 24
 _SPACE_MASK = np.uint64((1 << SPACE_BITS) - 1)
 _U64 = (1 << 64) - 1
 _AT_ONCE = 256
-"""Tables decoded at once: with 4 KiB 1 MiB, which fits the L2 cache."""
+"""Number of tables decoded at once: 1 MiB with 4 KiB each, which fits the L2 cache."""
 
 
 class Mapped(Struct, frozen=True):
@@ -70,7 +70,7 @@ class Mapped(Struct, frozen=True):
         return Mapped, (none, (), none, np.empty(0, np.bool_), None)
 
     def small_within(self, pfn: int, pages: int) -> tuple[Indices, Indices]:
-        """Find the mappings by PTEs of a range of memory.
+        """Find the PTE mappings of a range of memory.
 
         :return: Index of each page in the range, and index of the address space.
         """
@@ -178,7 +178,7 @@ class UserTables:
 
     def _walk_one(self, space: int, top: int) -> None:
         try:
-            # The entries above map the kernel.
+            # Top-level entries after these map the kernel.
             entries = self._reader.words(top, self._form.user_entries)
         except UNREADABLE:
             self._lose_table()
@@ -232,7 +232,7 @@ class UserTables:
         # pmd_present(): a huge page that is being split has only the huge bit.
         pages = self._form.pages_of(shift)
         chosen = entries[huge & ((entries & np.uint64(self._form.special)) == 0)]
-        # Lower bits are flags here.
+        # In a huge entry, the low bits of the pfn are flags.
         pfns = self._form.user_pfns(chosen) & np.uint64(~(pages - 1) & _U64)
         page_shift = np.uint64(self._form.page_shift)
         pfns = self._in_memory(pfns << page_shift, pages)
@@ -454,9 +454,9 @@ def mapcounts(block: Block) -> Numbers:
     entire[heads] = np.maximum(column[heads].astype(np.int64) + 1, 0)
     if "double_map" in layout.bits:
         # Up to Linux kernel commit cb67f4282bf9 ("mm,thp,rmap: simplify compound page
-        # mapcount handling") (in v6.2) the pages of a file's huge page count its
-        # entire mappings as well. Those of an anonymous one with PG_double_map count
-        # one extra mapping.
+        # mapcount handling") (in v6.2), the pages of a file's huge page include its
+        # entire mappings in their own mapcount. The pages of an anonymous huge page
+        # with PG_double_map count one extra mapping.
         doubled = block.flags[heads + 1] & np.uint64(layout.bits["double_map"]) != 0
         anon = np.isin(block.codes[heads], _ANON)
         entire[heads] -= anon & doubled

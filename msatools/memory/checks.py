@@ -145,7 +145,7 @@ def explain(
     """
     Explain a difference.
 
-    :param meanwhile: ``None`` on a dump.
+    :param meanwhile: Changes during the scan; ``None`` on a dump.
     :param missing: Struct pages that could not be read.
     :return: ``None`` if no counted reason explains it: a failed check.
     """
@@ -226,7 +226,7 @@ class MemoryCounters(Struct, frozen=True):
     """Maps each counter of this kernel to its value; ``None`` if it is unreadable."""
 
     def kept(self, *names: str) -> tuple[str, ...]:
-        """Return the names of those counters that this kernel keeps."""
+        """Return the counters in *names* that this kernel keeps."""
         return tuple(name for name in names if name in self.values)
 
     def get(self, *names: str) -> int | None:
@@ -382,7 +382,7 @@ def make_checks(
 _SLAB = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 _CHECKS_VMALLOC = ("nr_vmalloc_pages", "NR_VMALLOC")
-"""The counter of older kernels, and that of newer ones."""
+"""Names of the counter in older and in newer kernels."""
 
 
 class _Counted:
@@ -417,7 +417,7 @@ class _Counted:
         """Yield the check of a sum, if this kernel has one of its counters.
 
         :param walk: Number of pages that the scan has found.
-        :param reason: A reason why they may differ.
+        :param reason: A reason why the sum and the counter may differ.
         """
         kept = self._after.kept(*counters)
         if not kept:
@@ -488,7 +488,7 @@ RUN_PAGES = 512
 """Pages of a run, which is sampled and read again as a whole: 2 MiB on x86-64."""
 
 _RUNS = 32
-"""Runs to read again: 1 MiB of struct pages in all; 4 GiB of memory has 64 MiB."""
+"""Number of runs to read again: 1 MiB of struct pages; 4 GiB of memory has 64 MiB."""
 
 
 class DriftSample(Struct):
@@ -595,7 +595,7 @@ def changed_pages(
     """
     Find the pages of a run whose class, owner or folio changed.
 
-    :param before: The run's struct pages; *pfn* and *address* are those of the first.
+    :param before: The run's struct pages; *pfn* and *address* belong to the first one.
     :return: Index in the run of the head of each changed page's folio; negative or too
         large if outside. It is the new folio if the page is in one, else the old one,
         or the page itself.

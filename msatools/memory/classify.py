@@ -402,7 +402,7 @@ class Observer(Protocol):
 
     def observe(self, block: Block) -> None:
         """
-        Add a block whose classes are final: those of the report's table.
+        Add a block whose pages have the classes that they are reported in.
 
         Blocks come in pfn order. Do not keep them or views of their arrays.
         """
@@ -523,7 +523,7 @@ def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
     words = block.column(block.layout.private)[firsts]
     orders = np.minimum(words, np.uint64(ORDERS)).astype(np.intp)
     sizes = np.left_shift(1, orders)
-    # Damage: such a page is classified as a single page.
+    # In a damaged dump: such a page is classified as a single page.
     orders[(firsts + block.pfn) % sizes != 0] = 0
     orders[firsts + sizes > len(block)] = 0
     # A block that was merged into a larger one may still look like a block.

@@ -74,7 +74,7 @@ class SymbolName(Struct, frozen=True):
     """Name of the module; ``None`` for the kernel image."""
 
     start: int | None = None
-    """Address of the symbol; ``None`` if it has none there."""
+    """Start address of the symbol; ``None`` without a symbol."""
 
     def __eq__(self, other: object) -> Any:
         return equal_but(self, other, "start")
@@ -142,7 +142,7 @@ class SymbolNames:
 
 
 class _KernelSymbols:
-    """The symbols of the kernel image, with their ends where those are known."""
+    """The symbols of the kernel image, and their ends if known."""
 
     def __init__(self, prog: drgn.Program, image: tuple[int, int]) -> None:
         self._end = image[1]
@@ -163,7 +163,7 @@ class _KernelSymbols:
                     self._ends[symbol.address] = max(
                         end, self._ends.get(symbol.address, 0)
                     )
-            # Without kallsyms, use those of debug info.
+            # Without kallsyms, the symbols of debug info are used.
             with contextlib.suppress(NoSymbolsError):
                 finder = load_symbols(prog)
         self._symbols: SymbolTable | SortedSymbols

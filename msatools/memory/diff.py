@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of msa-memstat read back, compared, and as gauges."""
+"""Reads back and compares reports of msa-memstat, and makes gauges of them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar
@@ -228,11 +228,11 @@ class MemstatDiff(Presented, Struct, frozen=True, kw_only=True):
     after: PagesSide
 
     elapsed_ns: int | None
-    """Kernel time from one to the other; ``None`` if unknown, for example between
+    """Kernel time between the snapshots; ``None`` if unknown, for example between
     different kernels."""
 
     notes: tuple[Note, ...]
-    """Reasons why the two may not be the same machine at two times."""
+    """Reasons why the snapshots may not be of one machine at two times."""
 
     pages: Change
     """All struct pages examined."""
@@ -243,7 +243,7 @@ class MemstatDiff(Presented, Struct, frozen=True, kw_only=True):
     checks: tuple[CheckPair, ...]
 
     by: Annotated[Mapping[str, tuple[GroupChange, ...]] | None, ADDED] = None
-    """Breakdowns that both have; the group with the largest change first."""
+    """Break-downs in both snapshots; the group with the largest change first."""
 
 
 def compare(
@@ -403,7 +403,7 @@ def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
     return by_key
 
 
-# --- Gauges of msa-memstat. Pure.
+# --- Makes the gauges of msa-memstat.
 
 
 def gauges(report: MemstatReport) -> Iterator[Gauge]:

@@ -58,7 +58,7 @@ _SG_FLAGS = np.uint64(3)
 
 
 class DmaBuf(Struct, frozen=True):
-    """A dma-buf."""
+    """A ``struct dma_buf``, with its file and pages."""
 
     address: Address
     inode: int
@@ -251,7 +251,7 @@ class _Exporters:
         """Return the pages of a ``struct udmabuf``."""
         count = self._bounded(int(buffer.pagecount), most)
         if buffer.type_.has_member("pages"):
-            # Up to v6.11, and again since v7.0 or so.
+            # Up to v6.11, and again in 7.x.
             words = self._reader.words(int(buffer.pages), count)
         else:
             # "udmabuf: Convert the driver to use folios" (in v6.12)

@@ -334,8 +334,8 @@ _MOST_KEPT = 64
 """Maximum number of blocks of the scan, 64 MiB each, to keep before summing up."""
 
 _BLOCKS, _MIXED, _POLLUTED = NCLASSES, NCLASSES + 1, NCLASSES + 2
-"""Columns after those of the classes: all page blocks; those with both movable and
-unmovable pages; those with unmovable pages."""
+"""Columns after the columns of the classes: all page blocks; blocks with both movable
+and unmovable pages; blocks with unmovable pages."""
 
 
 class FragObserver(Struct):
@@ -344,10 +344,11 @@ class FragObserver(Struct):
     types: MigrateTypes
     sizes: tuple[Pieces, ...]
     free: dict[int, Counts] = field(default_factory=dict)
-    """Free blocks by order, by node and zone key."""
+    """Maps a node and zone key to the number of free blocks by order."""
 
     pageblocks: dict[int, Counts] = field(default_factory=dict)
-    """Sums of page blocks, shape ``(types, NCLASSES + 3)``, by node and zone key."""
+    """Maps a node and zone key to sums of page blocks, of the shape
+    ``(types, NCLASSES + 3)``."""
 
     _kept: list[BlockRows] = field(default_factory=list)
     """Rows not yet summed up: numpy is faster with many rows at once."""

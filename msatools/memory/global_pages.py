@@ -5,7 +5,7 @@
 These are single pages, such as those of VMCOREINFO, and hash tables that were allocated
 at boot (mm/mm_init.c, alloc_large_system_hash()). A table takes whole pages and not a
 whole block: alloc_pages_exact() frees the pages behind it. Tables that are larger than
-the largest block, or spread over nodes, are areas of vmalloc; those allocated before
+the largest block, or spread over nodes, are areas of vmalloc; tables allocated before
 the page allocator was set up are reserved memory.
 """
 
@@ -163,8 +163,8 @@ def _futexes(reader: Reader) -> _Found:
 def _timers(reader: Reader) -> _Found:
     """Yield the table of POSIX timers (kernel/time/posix-timers.c).
 
-    It is ``{buckets, mask, ...}`` since "posix-timers: Improve hash table performance"
-    (in v6.15), static before.
+    ``__timer_data`` is ``{buckets, mask, ...}`` since "posix-timers: Improve hash table
+    performance" (in v6.15); before, the table was static.
     """
     size = drgn.sizeof(find_type(reader.prog, "struct timer_hash_bucket"))
     data = kernel_symbol(reader.prog, "__timer_data")

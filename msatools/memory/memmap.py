@@ -163,7 +163,7 @@ class DeviceRange(NamedTuple):
     end: int
     first_set: int
     """First page whose struct page is initialised. A device may hold its own struct
-    pages; those of the pages that hold them are not initialised
+    pages; the pages that hold them have no initialised struct pages
     (memmap_init_zone_device())."""
 
 
@@ -217,7 +217,8 @@ def _ranges(pagemap: drgn.Object, shift: int) -> list[DeviceRange]:
 def pieces(
     first: int, count: int, devices: list[DeviceRange]
 ) -> list[tuple[int, int, DeviceRange | None]]:
-    """Split a run of pages at the first, first initialised and last page of devices.
+    """Split a run of pages before the first and the first initialised page of devices,
+    and after their last page.
 
     :return: First page and number of pages of each piece, and its device; ``None`` if
         it is not a device's.
@@ -335,8 +336,9 @@ def _listed_ranges(
         early = bool(memmap & flags.early)
         runs = [(0, pages)]
         if usage_size and not early:
-            # Linux kernel commit f46edbd1b151 ("mm/sparsemem: add helpers track
-            # active portions of a section at boot") (in v5.3).
+            # A section may be present in part since Linux kernel commit f46edbd1b151
+            # ("mm/sparsemem: add helpers track active portions of a section at boot")
+            # (in v5.3).
             with suppress(*UNREADABLE):
                 bitmap = reader.read(usage + subsection_map, usage_size)
                 runs = _runs(bitmap, pages, subsection)

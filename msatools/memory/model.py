@@ -256,7 +256,7 @@ class UnattributedGroup(Struct, frozen=True):
 
 
 NO_OWNER = "-"
-"""Key of the group of pages without an owner; its name is the reason."""
+"""Key of the group of pages without an owner; the group's name is the reason."""
 
 REST = "-rest"
 """Key of the group of all owners that are too small to be listed."""
@@ -318,8 +318,8 @@ class ProcessGroup(PageGroup, frozen=True, kw_only=True):
     """``VmSwap`` of /proc/PID/status, without shared memory."""
 
     page_table_bytes: int | None = None
-    """``VmPTE`` of /proc/PID/status: page tables, without those of the two highest of
-    five levels. The pages themselves are in ``pages`` and ``classes``."""
+    """``VmPTE`` of /proc/PID/status: page tables, without the two highest of five
+    levels. The pages of all tables are in ``pages`` and ``classes``."""
 
 
 class FileGroup(PageGroup, frozen=True):
@@ -378,7 +378,7 @@ class PinningFile(Struct, frozen=True):
 
 
 class CgroupGroup(PageGroup, frozen=True):
-    """The pages charged to one control group itself, not to those below it."""
+    """The pages charged to one control group itself, not to groups below it."""
 
     dying: bool | None = None
     """Whether it was removed but is kept while memory is charged to it."""
@@ -417,7 +417,7 @@ class SlabGroup(PageGroup, frozen=True):
     """Objects allocated and free."""
 
     objects_in_use: int | None = None
-    """Allocated objects, without those on per-CPU free lists, which the kernel's own
+    """Allocated objects, without objects on per-CPU free lists, which the kernel's own
     counts include."""
 
     bytes_each: int | None = None
@@ -588,7 +588,7 @@ class Leak(Struct, frozen=True, kw_only=True):
 
     cache: Annotated[str | None, ADDED] = None
     """Slab cache of the objects. Without it, :attr:`area` is set for vmalloc areas and
-    :attr:`order` for blocks; with none of the three, these are single pages."""
+    :attr:`order` for blocks; with none of the three, the pages are no block."""
 
     area: Annotated[str | None, ADDED] = None
     """Function that allocated the vmalloc areas."""
@@ -635,10 +635,10 @@ class Zswap(Struct, frozen=True, kw_only=True):
 
     pool_bytes: int | None
     """Memory of the pools of zswap; ``None`` if their allocator is not zsmalloc (until
-    v6.17) or a module."""
+    v6.17), or its types are unknown."""
 
     ratio: float | None
-    """Size of what is stored by that of the pools."""
+    """Uncompressed size of the stored pages divided by ``pool_bytes``."""
 
 
 class Zram(Struct, frozen=True, kw_only=True):
@@ -657,7 +657,7 @@ class Zram(Struct, frozen=True, kw_only=True):
     """Memory of the devices' pools; ``None`` if unknown."""
 
     ratio: float | None
-    """Size of what is stored by that of the pools."""
+    """Uncompressed size of the stored pages divided by ``pool_bytes``."""
 
 
 class SwapUse(Struct, frozen=True, kw_only=True):
@@ -671,7 +671,7 @@ class SwapUse(Struct, frozen=True, kw_only=True):
     """SwapFree of /proc/meminfo."""
 
     cached_pages: int | None
-    """Pages in the swap cache: in memory as well."""
+    """Pages in the swap cache, which are both on swap and in memory."""
 
     anon_pages: int | None
     """Anonymous pages on swap: all except ``shmem_pages``."""
@@ -707,7 +707,7 @@ class MemstatReport(Report, frozen=True, kw_only=True):
     """Pages of all swap devices; ``None`` if unknown, or with CONFIG_SWAP=n."""
 
     swap_free_pages: int | None = None
-    """Free pages of all swap devices and files, without those that CPUs reserved."""
+    """Free pages of all swap devices, without pages that CPUs reserved."""
 
     swap: Annotated[SwapUse | None, ADDED] = None
     """Swap as a whole; ``None`` if unknown, or with CONFIG_SWAP=n."""

@@ -103,7 +103,7 @@ def _page_size(reader: Reader) -> int:
 
 
 def heads_of(reader: Reader, layout: PageLayout, pfns: Pfns) -> Pfns:
-    """Return the pfn of the head of each tail page in *pfns*; others have none."""
+    """Return the pfns of the heads of the tail pages in *pfns*."""
     base, size = np.uint64(vmemmap_base(reader.prog)), np.uint64(layout.size)
     pages = base + pfns * size
     words, _ = reader.words_near(pages + np.uint64(layout.compound_head))
@@ -215,7 +215,7 @@ def _reserve(reader: Reader, pool: drgn.Object, losses: LossLog) -> Pfns:
         if pool.alloc.value_() != kernel_symbol(prog, "mempool_alloc_pages"):
             return NO_PFNS
     except UNREADABLE as error:
-        # Most dumps leave out pages of zeros: nothing in it is set up.
+        # Most dumps leave out pages of zeros: a pool in such a page is not set up.
         if fault_reason(error) == "excluded":
             return NO_PFNS
         raise
@@ -237,8 +237,8 @@ def _reserve(reader: Reader, pool: drgn.Object, losses: LossLog) -> Pfns:
 # These are the rings of perf events (kernel/events/ring_buffer.c), of io_uring
 # (io_uring/memmap.c) and of sockets that capture packets (net/packet/af_packet.c). A
 # program may close the file and keep the mapping. So rings are found by the open files,
-# by the lists of each thread group leader, and by those of each network namespace. A
-# ring without an open file is not found if a thread other than the leader made it, or
+# by the lists of each thread group leader, and by the lists of each network namespace.
+# A ring without an open file is not found if a thread other than the leader made it, or
 # a process that has exited. Rings that are mapped by vmap(), such as BPF's, are found
 # as areas of vmalloc.
 

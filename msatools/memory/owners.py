@@ -245,7 +245,7 @@ class _Skbs:
                 self._losses.lose(Loss.SOCKET_BUFFERS)
 
     def _add(self, skb: bytes) -> None:
-        """Add a buffer's fragments, and those of the buffers on its frag_list."""
+        """Add the fragments of a buffer and of the buffers on its frag_list."""
         layout = self._skb
         todo, seen = [skb], set[int]()
         while todo:

@@ -2,8 +2,9 @@
 
 """Refines classes that struct page alone does not determine, for the scan.
 
-These are pages on per-CPU free lists, of executed files, of block devices and of shared
-memory on swap. The sums are corrected after the scan, or each page during the scan.
+These are pages on per-CPU free lists, of executed files, of block devices, and of
+shared memory in the swap cache. Either the sums are corrected after the scan, or each
+page during the scan.
 """
 
 import itertools

@@ -47,7 +47,7 @@ _ALIGN_SHIFT = 4
 """DEPOT_STACK_ALIGN: offsets in a pool are multiples of 16 bytes."""
 
 _MAX_FRAMES = 64
-"""CONFIG_STACKDEPOT_MAX_FRAMES is 64."""
+"""Maximum number of frames of a stack: CONFIG_STACKDEPOT_MAX_FRAMES is 64."""
 
 
 class _DepotLayout(Struct, frozen=True):
@@ -149,11 +149,11 @@ def _pools(reader: Reader) -> int:
     return int(reader.words(pools, 1)[0])
 
 
-# --- Reads who allocated a page (CONFIG_PAGE_OWNER and page_owner=on).
+# --- Reads which thread allocated a page (CONFIG_PAGE_OWNER and page_owner=on).
 #
 # mm/page_owner.c keeps a record for each page after the page's struct page_ext
-# (mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Stock kernels do
-# not have it.
+# (mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Distributions
+# do not enable it.
 
 
 _INVALID = 1
@@ -203,7 +203,7 @@ class _OwnerLayout(Struct, frozen=True):
 
 
 class PageOwners:
-    """Looks up who allocated pages."""
+    """Looks up the threads and stacks that allocated pages."""
 
     def __init__(self, reader: Reader, losses: LossLog, layout: _OwnerLayout) -> None:
         self._reader = reader
@@ -511,7 +511,7 @@ def _fit(
 
 
 class UnattributedView:
-    """Pages without a known owner, and those that may only look like large kmalloc."""
+    """Pages without a known owner, and large kmalloc if that class is a guess."""
 
     def __init__(self, context: ScanContext) -> None:
         self._context = context
