@@ -152,8 +152,8 @@ def _pools(reader: Reader) -> int:
 # --- Reads which thread allocated a page (CONFIG_PAGE_OWNER and page_owner=on).
 #
 # mm/page_owner.c keeps a record for each page after the page's struct page_ext
-# (mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Distributions
-# do not enable it.
+# (mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Most kernels do
+# not have it enabled.
 
 
 _INVALID = 1
