@@ -251,10 +251,10 @@ class _Exporters:
         """Return the pages of a ``struct udmabuf``."""
         count = self._bounded(int(buffer.pagecount), most)
         if buffer.type_.has_member("pages"):
-            # Up to v6.11, and again in 7.x.
+            # Up to v6.10, and again in 7.x.
             words = self._reader.words(int(buffer.pages), count)
         else:
-            # "udmabuf: Convert the driver to use folios" (in v6.12)
+            # "udmabuf: convert udmabuf driver to use folios" (in v6.11)
             words = self._reader.words(int(buffer.folios), count)
             offsets = self._reader.words(int(buffer.offsets), count)
             words = words + offsets // np.uint64(self._page_size) * self._size
