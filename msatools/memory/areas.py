@@ -32,9 +32,9 @@ from msatools.selfdesc.find import (
 
 # --- Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c).
 #
-# An area either owns its pages, as those of vmalloc() do, or maps pages of others:
-# vmap(), vm_map_ram(). Those are in the owner's own list at best (the pages of a BPF
-# ring buffer, of a driver), and are found by the kernel's page tables.
+# An area either owns its pages, as a vmalloc() area does, or maps pages of another
+# owner: vmap(), vm_map_ram(). The kernel has no list of mapped pages (a driver or a BPF
+# ring buffer may have its own): they are found in the kernel's page tables.
 
 
 class VmallocAreas(Struct, frozen=True):
@@ -48,14 +48,14 @@ class VmallocAreas(Struct, frozen=True):
     vm_map_ram(), which record none."""
 
     mapped: npt.NDArray[np.bool_]
-    """Whether each area's pages were not allocated for it: the kernel's counter of
-    vmalloc pages leaves them out."""
+    """Whether each area maps pages that were not allocated for it, which the kernel's
+    counter of vmalloc pages leaves out."""
 
     pages: Addresses
     """Addresses of the struct pages of all areas."""
 
     rows: npt.NDArray[np.intp]
-    """Row of each page's area."""
+    """Index of each page's area."""
 
     at: Addresses
     """Address at which each page is mapped."""
@@ -77,15 +77,17 @@ _VM_MAP = 0x4
 """vmap() made the area."""
 
 _VM_DMA_COHERENT = 0x10
-"""dma_common_pages_remap(): it has ``pages``, but no number of them."""
+"""dma_common_pages_remap() made the area: ``pages`` is set, but ``nr_pages`` is 0."""
 
 _VM_MAP_PUT_PAGES = 0x200
-"""The area took over the pages that it maps, and has their number. They are counted
-nowhere: a2e740e216f5 ("vmalloc: fix accounting with i915") (in v6.13)."""
+"""The area took over the pages that it maps, and ``nr_pages`` is set. The kernel's
+counter never includes them, but before a2e740e216f5 ("vmalloc: fix accounting with
+i915") (in v6.13) vfree() subtracted them."""
 
 _VM_SPARSE = 0x1000
-"""Its pages come and go: BPF arenas. e6f798225a31 ("mm: Introduce VM_SPARSE kind and
-vm_area_[un]map_pages().") (in v6.9); no other flag had this bit before."""
+"""Pages are mapped and unmapped one by one: BPF arenas. e6f798225a31 ("mm: Introduce
+VM_SPARSE kind and vm_area_[un]map_pages().") (in v6.9); no other flag had this bit
+before."""
 
 _MAPPING = _VM_MAP | _VM_DMA_COHERENT | _VM_SPARSE
 
@@ -141,13 +143,13 @@ class _Areas(Struct, frozen=True):
 
     start: Addresses
     pages: Addresses
-    """Most pages that each can have."""
+    """Maximum number of pages of each area."""
 
     caller: Addresses
 
 
 def _within(rows: npt.NDArray[np.intp]) -> Addresses:
-    """Return the number of each page in its area; the pages of one are consecutive."""
+    """Return the index of each page in its area; equal *rows* are consecutive."""
     first = np.flatnonzero(np.diff(rows, prepend=-1))
     lengths = np.diff(first, append=len(rows))
     within = np.arange(len(rows)) - np.repeat(first, lengths)
@@ -158,8 +160,8 @@ def _within(rows: npt.NDArray[np.intp]) -> Addresses:
 def _mapped(areas: _Areas, reader: Reader, losses: LossLog) -> VmallocAreas:
     """Find the pages that areas map.
 
-    Together they map no more than memory has, but for a page that several map; of what
-    is more in a damaged dump the largest are lost.
+    If all together exceed :data:`_MAPPED_AT_MOST`, the dump is damaged: the largest
+    areas are left out and counted as lost.
     """
     prog = reader.prog
     if not len(areas.start) or table_format(prog) is None:
@@ -191,7 +193,7 @@ def _mapped(areas: _Areas, reader: Reader, losses: LossLog) -> VmallocAreas:
 
 _NO_PFNS = np.empty(0, np.int64)
 _MAPPED_AT_MOST = 4
-"""Upper bound of what areas map, as a multiple of all memory: address space alone."""
+"""Maximum size of all mapping areas, as a multiple of all memory: some share pages."""
 
 
 def _joined(first: VmallocAreas, second: VmallocAreas) -> VmallocAreas:
@@ -208,11 +210,11 @@ def _joined(first: VmallocAreas, second: VmallocAreas) -> VmallocAreas:
 
 
 def _busy_areas(reader: Reader, losses: LossLog) -> tuple[Addresses, _Areas]:
-    """Return the ``struct vm_struct`` of areas in use, and the areas without any.
+    """Return the ``struct vm_struct`` of areas in use, and the areas without one.
 
-    These are of vm_map_ram(), or blocks that it divides: what is not mapped of a block
-    is not in its page tables. Areas that are not yet set up look alike, and map
-    nothing.
+    The latter belong to vm_map_ram(), or are blocks that it divides: page tables have
+    only the mapped part of a block. Areas that are not yet set up look the same, but
+    map nothing.
     """
     type_ = find_type(reader.prog, "struct vmap_area")
     node, vm, start, end = (
@@ -235,7 +237,7 @@ def _busy_areas(reader: Reader, losses: LossLog) -> tuple[Addresses, _Areas]:
 
 
 MAX_NODES = 1 << 10
-"""Upper bound of the nodes: one a CPU, at most 128 (vmap_init_nodes())."""
+"""Upper bound of ``nr_vmap_nodes``: one per CPU, at most 128 (vmap_init_nodes())."""
 
 
 def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
@@ -329,14 +331,14 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
 
 
 def freed_stacks(reader: Reader, starts: Addresses) -> int:
-    """Count the stacks that are freed after an RCU grace period.
+    """Count the stacks that wait for an RCU grace period before they are freed.
 
-    The kernel's counter (NR_KERNEL_STACK_KB) no longer has them, though their memory is
-    still in use. Each has the callback at its low end,
-    which is cleared when it runs (kernel/fork.c, struct vm_stack; since "fork: Only
+    The kernel's counter (NR_KERNEL_STACK_KB) no longer includes them, though their
+    memory is still in use. Each has an rcu_head at its low end, whose function is
+    cleared when the callback runs (kernel/fork.c, struct vm_stack; since "fork: Only
     cache the VMAP stack in finish_task_switch", in v5.18).
 
-    :param starts: Addresses of the areas of stacks.
+    :param starts: Lowest address of each stack.
     """
     try:
         free = kernel_symbol(reader.prog, "thread_stack_free_rcu")
@@ -351,7 +353,7 @@ def freed_stacks(reader: Reader, starts: Addresses) -> int:
 
 
 _MAX_LISTS = 1 << 7
-"""Upper bound of the number of lists: one for each power of two, twice."""
+"""Upper bound of the number of lists: one per power of two and type of chunk."""
 
 
 _CHUNK_TYPE = "struct pcpu_chunk"
@@ -362,27 +364,27 @@ _CHUNK: Members = {
 }
 _MAPS: Members = {
     **_CHUNK,
-    # A bit for each piece of _MIN_BYTES: whether it is allocated, and whether an
-    # allocation begins or ends there.
+    # Two bitmaps with a bit for each _MIN_BYTES: whether they are allocated, and
+    # whether an allocation begins or ends there.
     "allocated": ("alloc_map",),
     "bounds": ("bound_map",),
 }
 _MIN_BYTES = 4
-"""PCPU_MIN_ALLOC_SIZE"""
+"""Bytes for each bit of a chunk's bitmaps (PCPU_MIN_ALLOC_SIZE)."""
 
 _MAX_PAGES = 1 << 16
 """Maximum number of pages of a unit: 256 MiB, far above PCPU_MIN_UNIT_SIZE."""
 
 
 class PercpuPages(Struct, frozen=True):
-    """The pages of chunks, and the excess of the kernel's own count."""
+    """The pages of percpu chunks, and by how much the kernel's count exceeds them."""
 
     pfns: list[int]
     uncounted: int
     """
-    Pages that ``pcpu_nr_populated`` times the number of units counts in excess: the
-    first chunks are in reserved boot memory, and the number of units is rounded up, so
-    that some units may have no CPU and no pages.
+    Number of pages by which ``pcpu_nr_populated`` times the number of units exceeds
+    :attr:`pfns`: the first chunks are in reserved boot memory, and the number of units
+    is rounded up, so that some units may have no CPU and no pages.
     """
 
     spare_units: int
@@ -427,7 +429,8 @@ class PercpuPiece(Struct, frozen=True):
     """An allocation in a chunk, or free memory."""
 
     start: int
-    """Offset of the allocation in the unit; of free memory the offset asked for."""
+    """Byte offset of the allocation in the unit; for free memory, the offset that was
+    passed to :meth:`PercpuChunk.piece`."""
 
     bytes: int | None
     """Size of the allocation; ``None`` for free memory."""
@@ -447,10 +450,10 @@ class PercpuChunk(Struct, frozen=True):
 
     allocated: int
     bounds: int
-    """Addresses of the two bitmaps."""
+    """Addresses of the bitmaps ``alloc_map`` and ``bound_map``."""
 
     def piece(self, offset: int) -> PercpuPiece | None:
-        """Return the piece at an offset in a unit; ``None`` if it cannot be read."""
+        """Return the piece at a byte offset in a unit; ``None`` if unreadable."""
         bits, number = self.bytes // _MIN_BYTES, offset // _MIN_BYTES
         try:
             allocated = _bitmap(self.reader, self.allocated, bits)
@@ -468,15 +471,15 @@ class PercpuChunk(Struct, frozen=True):
 
 
 class PercpuOffset(Struct, frozen=True):
-    """A place in the units of a chunk."""
+    """An offset in the units of a chunk."""
 
     chunk: PercpuChunk
     offset: int
-    """Offset in each unit."""
+    """Byte offset in each unit."""
 
 
 class PercpuUnits(Struct, frozen=True):
-    """The units of all chunks, those of the first chunk included."""
+    """The units of all chunks, including the first chunk."""
 
     chunks: list[PercpuChunk]
     cpus: list[int]
@@ -484,7 +487,8 @@ class PercpuUnits(Struct, frozen=True):
     """Offset of each CPU's unit in a chunk."""
 
     def find(self, address: int) -> tuple[int, PercpuOffset] | None:
-        """Return the CPU of an address, and the place in its unit; ``None`` if none."""
+        """Return the CPU of an address and the offset in its unit; ``None`` if the
+        address is in no unit."""
         for chunk in self.chunks:
             offsets = np.uint64(address) - (np.uint64(chunk.base) + self.offsets)
             rows = np.flatnonzero(offsets < np.uint64(chunk.bytes))
@@ -540,8 +544,8 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
     """
     Return the number of pages of each CPU's first unit.
 
-    It contains the kernel's static variables, the reserved chunk for those of modules,
-    and the first chunk for dynamic ones (pcpu_setup_first_chunk()).
+    The unit contains the kernel's static variables, the reserved chunk for static
+    variables of modules, and the first dynamic chunk (pcpu_setup_first_chunk()).
     """
     first = find_variable(prog, "pcpu_first_chunk")
     end = first.base_addr.value_() + (first.nr_pages.value_() << page_shift)
@@ -553,7 +557,7 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
 def _chunks(
     reader: Reader, losses: LossLog, type_: drgn.Type, size: int
 ) -> Iterator[bytes]:
-    """Read all chunks; a chunk is on the list of its free size."""
+    """Yield the first *size* bytes of each chunk on the kernel's lists."""
     prog = reader.prog
     try:
         lists = find_variable(prog, "pcpu_chunk_lists")

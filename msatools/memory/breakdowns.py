@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Break-downs of the classes, ``--by``: the table of them, tallies, order and section.
+"""Break-downs of page classes (``--by``): their table, tallies, by order, by section.
 
-A view passes an observer to the scan, and makes groups of what the observer counted. It
-may read the kernel before the scan, in its constructor, and after it, in ``groups()``.
-Node and zone need no view: the scan itself counts by both.
+A view passes an observer to the scan, and makes groups from the observer's counts. The
+view may read the kernel before the scan, in its constructor, and after the scan, in
+``groups()``. Node and zone need no view: the scan itself counts by both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,11 +39,7 @@ from msatools.memory.owners import ScanContext
 from msatools.memory.refine import listed_pages, pcp_lists
 from msatools.program.model import Address
 
-# --- The break-downs of the classes by their names in --by.
-#
-# A view passes an observer to the scan, and makes groups of what the observer counted.
-# It may read the kernel before the scan, in its constructor, and after it, in groups().
-# Node and zone need no view: the scan itself counts by both.
+# --- The break-downs of page classes by their names in --by.
 
 
 class View(Protocol):
@@ -68,7 +64,7 @@ VIEWS = {
     "slab": "by_kernel.SlabView",
     "vmalloc": "by_kernel.VmallocView",
 }
-"""Maps a name to the class of its view: most reports have none, and need no import."""
+"""Maps a name in ``--by`` to its view's module and class, imported only if used."""
 
 
 def make_view(name: str, context: ScanContext) -> View:
@@ -85,9 +81,9 @@ def copy_to_tails(block: Block, words: npt.NDArray[Any]) -> Indices:
     """
     Copy each head's word to its tails.
 
-    :param words: One word a page of the block; those of tails are changed.
-    :return: The tails whose head is outside the block, which are left unchanged:
-        their compound page is larger than a block.
+    :param words: One word a page of the block; the words of tails are changed.
+    :return: Indices of the tails whose head is outside the block, as their compound
+        page is larger than a block. Their words are left unchanged.
     """
     tails, heads = block.tails, block.tail_heads
     near = (heads >= 0) & (heads < len(block))
@@ -111,21 +107,21 @@ def far_heads(block: Block, tails: Indices) -> npt.NDArray[np.uint64]:
 Pages = npt.NDArray[np.int64]
 
 OTHERS = np.uint64((1 << 64) - 1)
-"""Owner of all pages whose owners were too many to keep and had the fewest pages."""
+"""Placeholder for the owners with the fewest pages, if there are too many to keep."""
 
 _MOST_OWNERS = 1 << 23
-"""Maximum number of pairs to keep, 24 bytes each."""
+"""Maximum number of pairs of owner and kind to keep, 24 bytes each."""
 
 _COMPACT_AT = 1 << 20
 
 _SHORT = 4
-"""Average rows of a run below which sorting the rows first is faster."""
+"""Average length of a run of equal pairs below which sorting rows first is faster."""
 
 _CODE_BITS = np.uint64(6)
 
 
 class TallySums(Struct, frozen=True):
-    """Pages by pair of owner and kind, ascending by both."""
+    """Number of pages by pair of owner and kind, ascending by both; see Tally."""
 
     owners: Words
     kinds: Words
@@ -154,7 +150,7 @@ class Tally(Struct):
     _compact_at: int = _COMPACT_AT
 
     def add(self, owners: Words, kinds: npt.NDArray[np.unsignedinteger]) -> None:
-        """Count one page for each row; neighbours often have the same pair."""
+        """Count one page for each row; fastest if adjacent rows have the same pair."""
         if not len(owners):
             return
         starts = _starts(owners, kinds)
@@ -200,10 +196,10 @@ def _sorted_pairs(
     owners: Words, codes: npt.NDArray[np.unsignedinteger]
 ) -> tuple[Words, npt.NDArray[np.unsignedinteger]]:
     """
-    Sort rows so that those of the same pair are adjacent.
+    Sort rows by pair; leave them unsorted if some owner is not an address.
 
-    The upper bits of an address are all the same and leave room for a class. So one
-    word holds a pair, and sorting words takes a tenth of the time of lexsort().
+    The upper bits of kernel addresses are all the same, so that one word can hold an
+    address and a class. Sorting words takes a tenth of the time of lexsort().
     """
     packed = (owners << _CODE_BITS) | codes
     if (_owners_of(packed) != owners).any():
@@ -266,7 +262,7 @@ def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
 
     :param sums: Sums whose kinds are classes.
     :param most: Maximum number of owners to list.
-    :param always: Placeholders, listed in addition however few pages they have.
+    :param always: Placeholder owners to list in any case, in addition to *most*.
     """
     starts = sums.starts()
     if not len(starts):
@@ -404,7 +400,7 @@ class BySection(SectionZones):
 
 
 class SectionView:
-    """Groups by section, in pfn order: many sections are alike."""
+    """Groups by section in pfn order, not by size: most are equally large."""
 
     def __init__(self, context: ScanContext) -> None:
         self.observer = BySection(pages_per_section(context.prog))
@@ -435,7 +431,7 @@ def list_sections(
     """
     List the memory sections.
 
-    :param ranges: All of the memmap, offline sections as well.
+    :param ranges: The whole memmap, including offline sections.
     :param seen: Nodes and zones of the sections that were scanned.
     """
     return tuple(
@@ -465,7 +461,8 @@ def _section(
 def _names(
     keys: Iterable[int], zones: Sequence[Zone], context: ScanContext
 ) -> tuple[str, ...]:
-    """Return the names of zones, and that of devices, of which no page is present."""
+    """Return the names of zones, and of ZONE_DEVICE if a key has it: no zone in
+    *zones* is, as none of its pages is present."""
     names = dict.fromkeys(zone.name for zone in zones)
     pairs = (node_and_zone(key, context.layout) for key in keys)
     device = context.layout.device_zone

@@ -59,10 +59,10 @@ from msatools.selfdesc.find import (
 )
 from msatools.tasks.stacks import charged_stack_pages
 
-# --- All control groups of memory, and what their counters say (mm/page_counter.c).
+# --- Reads the tree of memory control groups and their counters (mm/page_counter.c).
 #
 # Removed groups stay among the children of their parent until the last reference to
-# them is gone, so that the tree has those as well that no page is charged to.
+# them is gone, so that the tree also has groups that no page is charged to.
 
 
 UNKNOWN = -1
@@ -70,7 +70,7 @@ UNKNOWN = -1
 _USED: Members = {"used": ("memory.usage.counter",), "subsystem": ("css.ss",)}
 _SWAP: Members = {"swap": ("swap.usage.counter",)}
 _BOTH: Members = {"both": ("memsw.usage.counter",)}
-"""Version 1 counts memory and swap together, in the same place as ``swap``."""
+"""Version 1 counts memory and swap together; ``memsw`` is in a union with ``swap``."""
 
 
 class GroupTree(Struct, frozen=True):
@@ -84,14 +84,15 @@ class GroupTree(Struct, frozen=True):
 
 
 class OwnCharges(Struct, frozen=True):
-    """Pages charged to each group itself; :data:`UNKNOWN` for the root."""
+    """Pages charged to each group itself, without the groups below; :data:`UNKNOWN`
+    for the root and unreadable groups."""
 
     memory: Numbers
-    """Pages in memory: also objects of slabs, per-CPU memory, sockets, and what CPUs
-    have charged ahead."""
+    """Pages in memory, including slab objects, per-CPU memory, sockets, and pages that
+    CPUs have charged in advance."""
 
     swap: Numbers
-    """On swap; :data:`UNKNOWN` also without CONFIG_SWAP."""
+    """Pages on swap; :data:`UNKNOWN` also with CONFIG_SWAP=n."""
 
 
 def read_tree(reader: Reader, losses: LossLog, most: int) -> GroupTree:
@@ -120,7 +121,7 @@ def read_tree(reader: Reader, losses: LossLog, most: int) -> GroupTree:
 
 
 def own_charges(reader: Reader, tree: GroupTree, losses: LossLog) -> OwnCharges:
-    """Read what is charged to each group, without the groups below it.
+    """Read the pages charged to each group, without the groups below it.
 
     :raises MissingError: if the types lack the counters
     """
@@ -131,7 +132,7 @@ def own_charges(reader: Reader, tree: GroupTree, losses: LossLog) -> OwnCharges:
         members |= _SWAP if is_unified(reader) else _BOTH
     found = read_structs(reader, "struct mem_cgroup", members, tree.addresses, losses)
     used = found["used"].astype(np.int64)
-    # On a running kernel a group may have gone since the lists were read.
+    # On a running kernel a group may have been freed since the lists were read.
     subsystem = find_variable(reader.prog, "memory_cgrp_subsys").address_
     known = found.readable & (found["subsystem"] == np.uint64(subsystem))
     memory = _own(used, known, tree.parents)
@@ -141,29 +142,29 @@ def own_charges(reader: Reader, tree: GroupTree, losses: LossLog) -> OwnCharges:
         swap = found["swap"].astype(np.int64)
     else:
         swap = found["both"].astype(np.int64) - used
-        # Without swap accounting the counter of both is not used.
+        # Without swap accounting ``memsw`` stays 0.
         known &= swap >= 0
     return OwnCharges(memory, _own(swap, known, tree.parents))
 
 
 def _own(totals: Numbers, readable: npt.NDArray[np.bool_], parents: Numbers) -> Numbers:
-    """Return totals without those of the groups below."""
+    """Subtract from each group's total the totals of its children."""
     own = totals.copy()
     below = np.flatnonzero(parents >= 0)
     np.subtract.at(own, parents[below], totals[below])
-    # The counters of a running kernel change one after the other.
+    # Differences may be negative: a running kernel does not change counters together.
     own = np.maximum(own, 0)
     own[~readable] = UNKNOWN
-    # A parent's counter includes that of a group that cannot be read.
+    # A parent's counter includes the counters of unreadable children.
     own[parents[below[~readable[below]]]] = UNKNOWN
-    # The root is not charged for what is its own.
+    # Pages of the root group itself are not charged.
     own[0] = UNKNOWN
     return own
 
 
 class KernelBytes(Struct, frozen=True):
-    """Bytes charged to each group itself; :data:`UNKNOWN` for the root and removed
-    groups, whose charges are their parent's since then (memcg_reparent_objcgs())."""
+    """Bytes charged to each group itself; :data:`UNKNOWN` for the root and for removed
+    groups, whose charges moved to their parents (memcg_reparent_objcgs())."""
 
     slab: Numbers
     percpu: Numbers
@@ -173,14 +174,14 @@ _ITEMS = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B", "MEMCG_PERCPU_B")
 _STATS: Members = {"stats": ("vmstats",), "parts": ("vmstats_percpu",)}
 _FLAGS: Members = {"flags": ("css.flags",)}
 _MOST_PARTS = 1 << 18
-"""Upper bound of the groups' parts on CPUs that are read, which takes a second."""
+"""Maximum number of per-CPU counters (groups times CPUs); reading them takes 1 s."""
 
 
 def kernel_bytes(reader: Reader, tree: GroupTree, losses: LossLog) -> KernelBytes:
-    """Read what memory.stat has as ``slab`` and ``percpu``, without the groups below.
+    """Read ``slab`` and ``percpu`` of memory.stat, without the groups below.
 
-    A group's count includes those below once they are flushed
-    (mem_cgroup_css_rstat_flush()). What is not yet is added here, as memory.stat would.
+    A group's count includes the groups below once their counts are flushed
+    (mem_cgroup_css_rstat_flush()). Unflushed counts are added, as memory.stat does.
 
     :raises MissingError: if the kernel has no such counts
     """
@@ -202,10 +203,10 @@ def kernel_bytes(reader: Reader, tree: GroupTree, losses: LossLog) -> KernelByte
     own = totals.copy()
     below = np.flatnonzero((tree.parents >= 0) & online)
     np.subtract.at(own, tree.parents[below], totals[below])
-    # Counts of a running kernel change one after the other.
+    # Differences may be negative: a running kernel does not change counts together.
     own = np.maximum(own, 0)
     own[~known | ~online] = UNKNOWN
-    # The root is not charged for what is its own.
+    # Memory of the root group itself is not charged.
     own[0] = UNKNOWN
     slab = np.where(own[:, 0] < 0, UNKNOWN, own[:, 0] + own[:, 1])
     return KernelBytes(slab, own[:, 2])
@@ -214,20 +215,21 @@ def kernel_bytes(reader: Reader, tree: GroupTree, losses: LossLog) -> KernelByte
 def _kernel_counts(
     reader: Reader, tree: GroupTree, losses: LossLog
 ) -> tuple[Numbers, Numbers, Booleans] | None:
-    """Return the counts of :data:`_ITEMS`, what is to be added to those of the group
-    and of all above it, and whether both could be read; ``None`` if too many are."""
+    """Return the bytes of :data:`_ITEMS` by group, the bytes not yet flushed to the
+    group and its ancestors, and whether both could be read; ``None`` if there are more
+    than :data:`_MOST_PARTS`."""
     prog = reader.prog
     member = member_of(find_type(prog, "struct mem_cgroup"), "vmstats")
     kind = member.type.unaliased_kind()
     items = _item_offsets(reader)
     inside = tree.addresses + np.uint64(member.offset)
     if kind == drgn.TypeKind.ARRAY:
-        # Before 2d146aa3aa84 ("mm: memcontrol: switch to rstat") (in v5.13), a CPU adds
-        # some pages at a time to the group and to those above it.
+        # Before 2d146aa3aa84 ("mm: memcontrol: switch to rstat") (in v5.13), each CPU
+        # adds its counts to the group and to all its ancestors, in batches.
         totals, known = _longs(reader, inside, items)
         return totals, np.zeros_like(totals), known
     pointers = read_structs(reader, "struct mem_cgroup", _STATS, tree.addresses, losses)
-    # Not in the group itself since 410f8e82689e ("memcg: extract memcg_vmstats from
+    # ``vmstats`` is a pointer since 410f8e82689e ("memcg: extract memcg_vmstats from
     # struct mem_cgroup") (in v6.1).
     is_inside = kind == drgn.TypeKind.STRUCT
     stats = inside if is_inside else pointers["stats"].astype(np.uint64)
@@ -252,11 +254,11 @@ def _kernel_counts(
 
 
 def _item_offsets(reader: Reader) -> npt.NDArray[np.uint64]:
-    """Return the offsets of :data:`_ITEMS` in the arrays of a group's counts."""
+    """Return the byte offsets of :data:`_ITEMS` in the arrays of a group's counts."""
     numbers = [constant(reader.prog, name) for name in _ITEMS]
     try:
-        # Arrays have only what is used since ff48c71c26aa ("memcg: reduce memory for
-        # the lruvec and memcg stats") (in v6.10). The first is item 0.
+        # Arrays have only the items in use since ff48c71c26aa ("memcg: reduce memory
+        # for the lruvec and memcg stats") (in v6.10). Item 0 comes first.
         table = kernel_symbol(reader.prog, "mem_cgroup_stats_index")
     except MissingError:
         pass
@@ -271,7 +273,10 @@ def _item_offsets(reader: Reader) -> npt.NDArray[np.uint64]:
 def _longs(
     reader: Reader, addresses: Addresses, offsets: npt.NDArray[np.uint64]
 ) -> tuple[Numbers, Booleans]:
-    """Read signed words of structures: a row each, and whether it is readable."""
+    """Read signed 64-bit words: a row an address, a column an offset.
+
+    The second array has whether each row could be read.
+    """
     places = (addresses[:, None] + offsets[None, :]).ravel()
     records, readable = reader.read_records(places, 8)
     shape = len(addresses), len(offsets)
@@ -298,7 +303,7 @@ MEMCG_DATA_OBJEXTS = np.uint64(1)
 """Flag of a slab's charge word: it points to the charges of its objects."""
 
 _MEMBERS = ("memcg_data", "mem_cgroup")
-"""Newest first: Linux kernel commit bcfe06bf2622 ("mm: memcontrol: Use helpers to
+"""Names of the charge word, newest first: bcfe06bf2622 ("mm: memcontrol: Use helpers to
 read page's memcg data") (in v5.11)."""
 
 _MEM_CGROUP = {
@@ -312,8 +317,10 @@ _NODE = {"id": ("id.id", "id")}
 
 
 def charge_offset(prog: drgn.Program) -> int | None:
-    """Return the offset of the charge word in ``struct page``; ``None`` if missing."""
-    # CONFIG_MEMCG=n
+    """Return the offset of the charge word in ``struct page``.
+
+    :return: ``None`` with CONFIG_MEMCG=n.
+    """
     return find_offset(find_type(prog, "struct page"), _MEMBERS)
 
 
@@ -388,7 +395,7 @@ class Memcgs:
     def removed(self) -> int | None:
         """Count the removed groups of the default hierarchy that still exist.
 
-        This is nr_dying_descendants of /sys/fs/cgroup/cgroup.stat.
+        This is nr_dying_descendants of /sys/fs/cgroup/cgroup.stat; ``None`` if unknown.
         """
         try:
             with drgn_lookups:
@@ -399,7 +406,7 @@ class Memcgs:
         return count
 
     def _are_groups(self, addresses: Addresses) -> Booleans:
-        # An address without a group is not a loss: it may be an obj_cgroup's.
+        # An address that is not a group's is not a loss: it may be an obj_cgroup's.
         found = read_structs(
             self._reader, "struct mem_cgroup", _MEM_CGROUP, addresses, LossLog()
         )
@@ -427,7 +434,7 @@ PINS = 5
 """Maximum number of pinning files to list for a removed group."""
 
 _PER_OBJECT, _UNREADABLE = 1, 2
-"""Placeholders for a control group: slabs charged per object; unreadable groups."""
+"""Placeholders for control groups: slabs charged per object; unreadable groups."""
 
 _FAR = np.uint64(4)
 """Flag on the address of a head page, whose charge word is read after the scan."""
@@ -457,7 +464,7 @@ class ChargeTally(Struct):
     """Offset of the charge word in ``struct page``; ``None`` with CONFIG_MEMCG=n."""
 
     stack_pages: int = 1
-    """Pages of a kernel stack of which only the first has the charge word."""
+    """Pages of a kernel stack if only the first has the charge word; otherwise 1."""
 
     by_class: Tally = field(default_factory=Tally)
     by_mapping: Tally = field(default_factory=Tally)
@@ -500,7 +507,7 @@ class _Pins(Struct, frozen=True):
 
 
 class _Charges(Struct, frozen=True):
-    """Pages by the counters of a group; ``None`` if unknown."""
+    """Charges of a group itself, in pages or bytes; ``None`` if unknown."""
 
     memory: int | None = None
     swap: int | None = None
@@ -547,7 +554,7 @@ class CgroupView:
         return tuple(sorted(unique_keys(groups), key=_with_swap))
 
     def _charges(self) -> dict[int, "_Charges"]:
-        """Read what all groups of the tree are charged, by address."""
+        """Read the charges of all groups, by the address of their mem_cgroup."""
         try:
             tree = read_tree(self._reader, self._losses, MAX_GROUPS)
             charges = own_charges(self._reader, tree, self._losses)
@@ -571,7 +578,7 @@ class CgroupView:
         try:
             return kernel_bytes(self._reader, tree, self._losses)
         except MissingError:
-            pass  # before v5.9, or CONFIG_MEMCG_KMEM=n
+            pass  # no MEMCG_PERCPU_B, as before v5.9
         except UNREADABLE as error:
             text = f"cannot read what control groups are charged: {error}"
             self._losses.lose(Loss.LISTS, text)
@@ -594,7 +601,7 @@ class CgroupView:
         words = words.copy()
         words[far] = self._memcgs.of_pages(words[far] - _FAR)
         groups = self._memcgs.resolve(words)
-        # A compound page larger than a block may be charged to no group, too.
+        # The head of a tail marked _FAR may be charged to no group: its word is 0.
         groups[(groups == 0) & (words != 0)] = _UNREADABLE
         return groups
 
@@ -622,7 +629,7 @@ class CgroupView:
     def _note_removed(self, groups: Iterable[CgroupGroup]) -> None:
         dying = [group for group in groups if group.dying]
         empty = [group for group in dying if not group.pages]
-        # Those without memory's controller are not in its tree.
+        # Removed groups without the memory controller are not in its tree.
         removed = max(self._memcgs.removed() or 0, len(dying))
         without = removed - len(dying) + len(empty)
         if not without:

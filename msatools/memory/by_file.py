@@ -55,7 +55,7 @@ from msatools.selfdesc.find import (
 
 
 MAX_PATHS = 10_000
-"""Maximum number of files, the largest, to look paths up for: a read a directory."""
+"""Maximum number of files (the largest) to look up paths of: one read a directory."""
 
 
 _MAPPING = {"host": ("host",)}
@@ -102,7 +102,7 @@ class FileSystem(Struct, frozen=True):
 
     fstype: str
     id: str
-    """``s_id``: its block device, or its type."""
+    """``s_id``: name of its block device, or its type if it has none."""
 
     has_device: bool
 
@@ -292,7 +292,7 @@ class CachedFiles:
         return super_block
 
     def _device_name(self, inode: int) -> str:
-        """Return the name of the block device that an inode is of (block/bdev.c)."""
+        """Return the name of a block device by its inode (block/bdev.c)."""
         prog = self._reader.prog
         try:
             with drgn_lookups:
@@ -316,24 +316,25 @@ class CachedFiles:
         return self._points[super_block]
 
 
-# --- What file systems in memory have on swap (mm/shmem.c).
+# --- Counts the pages of tmpfs on swap (mm/shmem.c).
 #
-# Each inode counts its pages on swap; no counter sums them up.
+# Each inode counts its own pages on swap; the kernel has no sum for a file system.
 
 
 MAX_INODES = 1 << 22
-"""Inodes that are looked at, of all file systems."""
+"""Number of inodes after which no further file system is read."""
 
 _INFO = {"swapped": ("swapped",)}
 
 
 def swapped_by_super_block(reader: Reader, losses: LossLog) -> dict[int, int | None]:
-    """Return the pages on swap of each tmpfs, by the address of its super block.
+    """Return the number of pages on swap of each tmpfs.
 
-    It is ``None`` if not all inodes could be read.
+    The kernel's internal tmpfs, which has memfds, System V segments and shared
+    anonymous memory, is included.
 
-    The kernel's own tmpfs has memfds, System V segments and shared anonymous memory.
-
+    :return: Maps the address of a super block to its pages; to ``None`` if not all of
+        its inodes could be read.
     :raises MissingError: if the kernel has no tmpfs (CONFIG_SHMEM=n)
     """
     prog = reader.prog
@@ -382,7 +383,7 @@ MAX_FILES = 100_000
 """Maximum number of files to list, the largest."""
 
 SWAP_CACHE, _UNREADABLE = 1, 2
-"""Placeholders for a mapping or a file system."""
+"""Placeholders for an owner: pages in the swap cache; unreadable file systems."""
 
 _UNMOUNTED = {"bdev": "block devices", "tmpfs": "shared memory without a path"}
 """Maps the type of an internal file system of the kernel to its name."""
@@ -412,7 +413,8 @@ class MappingTally(Struct):
 
 
 def mapping_words(block: Block) -> Words:
-    """Return the mapping of each page; 0 if it is not cached."""
+    """Return the address_space of each page: :data:`SWAP_CACHE` if it is in the swap
+    cache, 0 if it is not in the page cache either."""
     mappings = block.mapping.copy()
     copy_to_tails(block, mappings)
     mappings[~_CACHED.take(block.codes)] = 0
@@ -465,7 +467,7 @@ class FileSystemView:
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.tally.sums()
         mappings, index = np.unique(sums.owners, return_inverse=True)
-        # Placeholders are not mappings: they stay as they are.
+        # Placeholders are not mappings: they are kept.
         are_files = (mappings > SWAP_CACHE) & (mappings != OTHERS)
         systems = mappings.copy()
         systems[are_files] = self._files.super_blocks(mappings[are_files])
@@ -475,7 +477,7 @@ class FileSystemView:
         swapped = self._swapped()
         owners = [owner for owner in ranking.owners if owner.word > SWAP_CACHE]
         known = {owner.word for owner in owners}
-        # All pages of these are on swap.
+        # File systems that have no page in memory, but some on swap.
         owners += (
             TallyOwner(system, 0, {})
             for system, pages in swapped.items()
@@ -559,5 +561,5 @@ def _other_groups(ranking: Ranking, model: type[PageGroup]) -> Iterator[PageGrou
 
 
 def _group(model: type[PageGroup], key: str, name: str, owner: TallyOwner) -> PageGroup:
-    """Return a group without any of its type's own columns."""
+    """Return a group that has only the fields of :class:`PageGroup`."""
     return model(key, name, owner.pages, owner.classes)

@@ -45,49 +45,49 @@ from msatools.memory.owners import ScanContext, pfns_of
 from msatools.program.model import Address
 from msatools.selfdesc.find import member_of
 
-# --- Whose the objects of general slab caches are, by pointers in a sample of them.
+# --- Finds the modules that use a general slab cache, by pointers in sampled objects.
 #
 # All callers of kmalloc() share these caches. An object that a driver allocated mostly
-# has a pointer to a function or variable of it.
+# has a pointer to a function or variable of that driver.
 
 
 GENERAL = "kmalloc-"
-"""How the names of general caches begin."""
+"""Prefix of the names of general caches."""
 
 SAMPLE = 32
-"""Slabs of a cache that are looked into: the first page of each."""
+"""Maximum number of slabs of a cache to read: the first page of each."""
 
 _EVERY = 16
 
 _MOST = 0.5
-"""Share of the objects from which on a module is said to have most."""
+"""Minimum share of the objects that point to a module for it to be their owner."""
 
 _KINDS = ("module", "symbol")
 _WORDS = 5
 
 
 class SlabUsers(Struct, frozen=True):
-    """Where the objects of a sample point to."""
+    """The modules and symbols that sampled objects point to."""
 
     module: str | None
-    """The module that at least half of them point into."""
+    """The module that at least half of the objects point to; ``None`` if none."""
 
     share: float
-    """Share of the objects that point to the most frequent place in it."""
+    """Share of the objects that point to the module's most frequent target, 0 to 1."""
 
     words: tuple[PageWord, ...]
-    """The most frequent places, each with the number of objects that point there."""
+    """The most frequent targets, each with the number of objects that point to it."""
 
 
 class SlabSamples:
-    """Keeps the first slab of each cache in each block of struct pages, and every 16th:
-    where most are, most are looked at."""
+    """Keeps the first and then every 16th slab of each cache in each block of struct
+    pages."""
 
     def __init__(self) -> None:
         self._parts: list[npt.NDArray[np.uint64]] = []
 
     def add(self, caches: npt.NDArray[np.uint64], pfns: npt.NDArray[np.uint64]) -> None:
-        """Add the slabs of a block, by the page frame of their first page."""
+        """Add the slabs of a block: the cache and first page frame of each."""
         order = np.argsort(caches, kind="stable")
         caches, pfns = caches[order], pfns[order]
         _, first, index = np.unique(caches, return_index=True, return_inverse=True)
@@ -98,7 +98,7 @@ class SlabSamples:
         self._parts += later._parts
 
     def of(self, cache: int) -> npt.NDArray[np.int64]:
-        """Return at most :data:`SAMPLE` page frames, from all of memory."""
+        """Return at most :data:`SAMPLE` page frames of a cache, spread over memory."""
         if not self._parts:
             return np.empty(0, np.int64)
         caches, pfns = np.concatenate(self._parts, axis=1)
@@ -108,17 +108,17 @@ class SlabSamples:
 
 
 class SlabContents:
-    """Looks into objects."""
+    """Reads slab objects to find the modules and symbols that they point to."""
 
     def __init__(self, context: ScanContext) -> None:
         self._context = context
         self._contents: Contents | None = None
 
     def users(self, pfns: npt.NDArray[np.int64], bytes_each: int) -> SlabUsers:
-        """Return where objects point to.
+        """Return the modules and symbols that the objects of slabs point to.
 
-        :param pfns: The first pages of some slabs.
-        :param bytes_each: Size of an object with the allocator's metadata.
+        :param pfns: Page frame of the first page of each slab.
+        :param bytes_each: Bytes of an object, including the allocator's metadata.
         """
         if self._contents is None:
             self._contents = Contents(self._context)
@@ -148,7 +148,7 @@ _OBJECTS_MASK = np.uint64((1 << 31) - 1)
 
 
 _LARGE = 0.01
-"""Share of all pages from which on the objects of a general cache are looked into."""
+"""Minimum share of all pages for the objects of a general cache to be read."""
 
 
 class SlabLayout(Struct, frozen=True):
@@ -171,7 +171,7 @@ class SlabLayout(Struct, frozen=True):
 
 
 class SlabTally(Struct):
-    """Counts pages by ``struct kmem_cache`` and class, and slabs by objects."""
+    """Counts pages by ``struct kmem_cache`` and class, and slabs by their counters."""
 
     layout: SlabLayout
     by_cache: Tally = field(default_factory=Tally)
@@ -240,7 +240,7 @@ class SlabView:
     def _empty(
         self, known: Container[int], merged: Mapping[int, Sequence[str]]
     ) -> Iterator[PageGroup]:
-        """Yield the caches that have no slabs, which only the kernel's list has."""
+        """Yield the caches without slabs, from the kernel's list of caches."""
         reader, losses = self._context.reader, self._context.losses
         none = None if self.observer.layout.counters is None else 0
         try:
@@ -301,7 +301,7 @@ class SlabView:
         )
 
     def _users(self, owner: TallyOwner, cache: SlabCache) -> SlabUsers | None:
-        """Look into the objects of a general cache, if it is large."""
+        """Find the users of a large general cache; ``None`` for other caches."""
         context = self._context
         whole = sum(part.pages for part in context.ranges)
         if not cache.name.startswith(GENERAL) or owner.pages < _LARGE * whole:
@@ -312,7 +312,7 @@ class SlabView:
 def _other_names(
     cache: SlabCache, merged: Mapping[int, Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the names of the caches that were merged into one."""
+    """Return the names of the other caches that were merged into *cache*."""
     return tuple(sorted({*merged.get(cache.address, ())} - {cache.name}))
 
 
@@ -326,7 +326,7 @@ class AreaTally(Struct):
     """Pages of all areas, ascending."""
 
     callers: Words
-    """Number of the caller, by page."""
+    """Number of the caller of each page in :attr:`pfns`."""
 
     tally: Tally = field(default_factory=Tally)
 
@@ -342,7 +342,7 @@ class AreaTally(Struct):
 
 
 class VmallocView:
-    """Functions by the pages of the areas that they allocated."""
+    """Functions by the pages of the vmalloc areas that they allocated."""
 
     def __init__(self, context: ScanContext) -> None:
         areas = context.owners.areas
@@ -387,7 +387,7 @@ class OwnedTally(Struct):
     """Pages of all owners, ascending and unique."""
 
     owners: Words
-    """Number of the owner, by page."""
+    """Number of the owner of each page in :attr:`pfns`."""
 
     tally: Tally = field(default_factory=Tally)
 
@@ -403,7 +403,7 @@ class OwnedTally(Struct):
 
 
 class DmaBufView:
-    """Dma-bufs by their pages; a page that several have is the first one's."""
+    """Dma-bufs by their pages; a page of several dma-bufs counts for the first."""
 
     def __init__(self, context: ScanContext) -> None:
         reader, losses = context.reader, context.losses

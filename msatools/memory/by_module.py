@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Memory by who allocated it: functions that called vmalloc, and modules (--leaks).
+"""Memory by the function that called vmalloc(), or by module (--leaks).
 
-Also the names of modules that were unloaded.
+Also finds the names of unloaded modules.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ from msatools.tasks.text import KernelText
 def vmalloc_callers(
     reader: Reader, owners: Owners, losses: LossLog
 ) -> tuple[VmallocCaller, ...]:
-    """Return the areas and pages that each function allocated, the most first."""
+    """Return the vmalloc areas and pages of each function, the most pages first."""
     areas: dict[str, int] = defaultdict(int)
     pages: dict[str, int] = defaultdict(int)
     names = caller_names(reader.prog, owners.areas)
@@ -52,7 +52,7 @@ def vmalloc_callers(
 def caller_modules(
     reader: Reader, areas: VmallocAreas, losses: LossLog
 ) -> dict[str, str]:
-    """Map the names of functions of modules that allocated areas to their modules."""
+    """Map each function that allocated areas to its module, except built-in ones."""
     text = KernelText(reader, losses)
     found = {}
     for caller in set(areas.caller.tolist()) - {0}:
@@ -70,19 +70,19 @@ def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
     return [names[caller] for caller in callers]
 
 
-# --- Memory of the kernel that one module has: what a module that leaks has most of.
+# --- Lists the kernel memory that each module owns (--leaks).
 #
-# From one dump nobody can tell a leak from use: this names who has how much of what,
-# and how that is known. Two dumps (--diff) show what has grown.
+# One dump does not distinguish a leak from use: the list has each module's memory and
+# how certain its owner is. Two dumps (--diff) show growth.
 
 
 _SURE = 0.9
-"""Share of the objects of a sample from which on their module is likely."""
+"""Minimum share of sampled objects for the confidence ``likely``."""
 
 _HOLDS = 3
 
 _OWN = ("kernel.vmalloc", "kernel.vmap", "kernel.stacks")
-"""Classes of pages that who made an area has."""
+"""Classes of pages that belong to the caller of vmalloc() or vmap()."""
 
 
 def module_memory(
@@ -91,7 +91,7 @@ def module_memory(
     blocks: Sequence[UnattributedGroup],
     page_size: int,
 ) -> tuple[Leak, ...]:
-    """Return what modules have, the most first.
+    """Return the memory that modules own, the largest first.
 
     :param slabs: Slab caches (``--by slab``).
     :param areas: Callers of vmalloc (``--by vmalloc``).
@@ -125,13 +125,13 @@ def _in_areas(groups: Sequence[PageGroup], page_size: int) -> Iterator[Leak]:
         if isinstance(group, VmallocGroup) and group.module is not None:
             pages = sum(group.classes.get(name, 0) for name in _OWN)
             if not pages:
-                continue  # it maps what others have
+                continue  # the area maps pages of other owners
             yield Leak(
                 area=group.key,
                 objects=group.areas,
                 bytes=pages * page_size,
                 module=group.module,
-                # The area itself records who asked for it.
+                # The area itself records its caller.
                 confidence="exact",
             )
 
@@ -149,15 +149,15 @@ def _in_blocks(groups: Sequence[UnattributedGroup], page_size: int) -> Iterator[
             )
 
 
-# --- Names modules that were unloaded, by what still points to where they were.
+# --- Names unloaded modules, by pointers to the addresses that they had.
 
 
 _SUFFIX = "? (unloaded)"
 _TRAPS = b"\xcc" * 16
-"""int3 of x86-64."""
+"""16 int3 instructions of x86-64."""
 
 _PAGE_MASK = ~0xFFF
-"""Any part of a page of whatever size tells whether it is mapped."""
+"""Mask for addresses in 4 KiB pages: results are kept for each page."""
 
 
 def is_unloaded(module: str | None) -> bool:
@@ -166,7 +166,7 @@ def is_unloaded(module: str | None) -> bool:
 
 
 class UnloadedModules:
-    """Looks up addresses at which no module is any longer."""
+    """Finds the module that was at an address until it was unloaded."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -178,10 +178,12 @@ class UnloadedModules:
         self._known: dict[int, str | None] = {}
 
     def name(self, address: int) -> str | None:
-        """Return the module that may have been there, such as ``foo? (unloaded)``.
+        """Return the unloaded module that may have been at an address.
 
-        The kernel only keeps the name of the module that it unloaded last. Where code
-        is now, no module was unloaded: trampolines lie there, too.
+        The kernel only keeps the name of the module that it unloaded last. An address
+        that has code now is another user's, such as a trampoline.
+
+        :return: A name such as ``foo? (unloaded)``; ``None`` if no module is known.
         """
         first, end = self._area
         if self._tables is None or not first <= address < end:
@@ -199,10 +201,10 @@ class UnloadedModules:
         return None if last is None else last + _SUFFIX
 
     def _is_free(self, address: int) -> bool:
-        """Return whether code was freed there, and the memory is kept for other code.
+        """Return whether code at an address was freed and its memory kept for reuse.
 
-        It is filled with traps: 2e45474ab14f ("execmem: add support for cache of large
-        ROX pages") (in v6.13).
+        Such memory is filled with traps: 2e45474ab14f ("execmem: add support for cache
+        of large ROX pages") (in v6.13).
         """
         try:
             return self._reader.read(address, len(_TRAPS)) == _TRAPS

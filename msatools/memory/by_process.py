@@ -22,36 +22,37 @@ from msatools.tasks.identity import AddressSpace, address_spaces
 
 # --- Finds the pages that each address space maps, from its page tables.
 #
-# Tables are read a level at a time, one read each, and decoded many at once. Their
-# format is in msatools.program.arch.
+# The tables of an address space are read level by level, one read a table, and many
+# are decoded at once. Their format is in msatools.program.arch.
 
 
 Indices = npt.NDArray[np.intp]
 
 SPACE_BITS = 24
-"""Bits of a key below the pfn; address spaces are at most PID_MAX_LIMIT (2^22)."""
+"""Number of key bits below the pfn; PID_MAX_LIMIT (2^22) limits address spaces."""
 
 _SPACE_MASK = np.uint64((1 << SPACE_BITS) - 1)
 _U64 = (1 << 64) - 1
 _AT_ONCE = 256
-"""Tables decoded at once: with 4 KiB 1 MiB, which fits the L2 cache."""
+"""Number of tables decoded at once: 1 MiB with 4 KiB each, which fits the L2 cache."""
 
 
 class Mapped(Struct, frozen=True):
     """
     Every mapping of a page by an address space, in pfn order.
 
-    A key is the pfn, and the index of the address space in the low :data:`SPACE_BITS`.
+    A key is the pfn, shifted left by :data:`SPACE_BITS`, and the index of the address
+    space in the bits below.
     """
 
     small: Words
     """Keys of the pages that PTEs map."""
 
     large: tuple[tuple[int, Words], ...]
-    """Huge mappings: pages of an entry, and keys of their first pages."""
+    """Huge mappings by size: pages of an entry, and the keys of their first pages."""
 
     tables: Words
-    """Keys of the page tables themselves, without those at the top."""
+    """Keys of the page tables themselves, without top-level tables."""
 
     known: npt.NDArray[np.bool_]
     """Whether all tables could be read, by address space."""
@@ -59,8 +60,8 @@ class Mapped(Struct, frozen=True):
     swapped: npt.NDArray[np.int64] | None
     """Pages in swap by address space; ``None`` if swap entries cannot be identified."""
 
-    # It can be large. Workers of a scan have it from their parent by fork(); they send
-    # back only sums.
+    # A Mapped can be large. Workers of a scan inherit it by fork() and send back only
+    # sums, so that copying or pickling need not include it.
     def __deepcopy__(self, memo: object) -> "Mapped":
         return self
 
@@ -69,7 +70,7 @@ class Mapped(Struct, frozen=True):
         return Mapped, (none, (), none, np.empty(0, np.bool_), None)
 
     def small_within(self, pfn: int, pages: int) -> tuple[Indices, Indices]:
-        """Find the mappings by PTEs of a range of memory.
+        """Find the PTE mappings of a range of memory.
 
         :return: Index of each page in the range, and index of the address space.
         """
@@ -128,7 +129,8 @@ class UserTables:
         self._losses = losses
         self._end = end_pfn
         self._form = form
-        # Each table is a page. Those of hugetlb may be shared, and are read again.
+        # Upper bound of reads: a table is a page, and shared hugetlb tables are read
+        # again for each address space.
         self._left = 2 * end_pfn
         self._swaps = self._swap_types()
         self._small: list[Words] = []
@@ -176,7 +178,7 @@ class UserTables:
 
     def _walk_one(self, space: int, top: int) -> None:
         try:
-            # The entries above map the kernel.
+            # Top-level entries after these map the kernel.
             entries = self._reader.words(top, self._form.user_entries)
         except UNREADABLE:
             self._lose_table()
@@ -230,7 +232,7 @@ class UserTables:
         # pmd_present(): a huge page that is being split has only the huge bit.
         pages = self._form.pages_of(shift)
         chosen = entries[huge & ((entries & np.uint64(self._form.special)) == 0)]
-        # Lower bits are flags here.
+        # In a huge entry, the low bits of the pfn are flags.
         pfns = self._form.user_pfns(chosen) & np.uint64(~(pages - 1) & _U64)
         page_shift = np.uint64(self._form.page_shift)
         pfns = self._in_memory(pfns << page_shift, pages)
@@ -324,7 +326,7 @@ class _SpaceSums(Struct):
             self._most = max(_COMPACT_AT, 2 * self._held)
 
     def compact(self) -> tuple[Numbers, Numbers]:
-        """Return one column a pair, ascending by key."""
+        """Sum up equal keys; return keys, ascending, and a column of values each."""
         if not self.keys:
             return np.empty(0, np.int64), np.empty((4, 0), np.int64)
         keys, values = np.concatenate(self.keys), np.concatenate(self.values, axis=1)
@@ -364,11 +366,11 @@ class MappedPages:
         pss = self._whole // np.maximum(counts, 1)
         share = self._whole // np.maximum(np.maximum(counts, mappings[:-1]), 1)
         values = np.stack((np.ones_like(pss), counts < 2, pss, share))
-        # Prefix sums: those of a huge page take one subtraction.
+        # With prefix sums, the sum over a huge page takes one subtraction.
         prefix = np.zeros((4, len(block) + 1), np.int64)
         np.cumsum(values, axis=1, out=prefix[:, 1:])
-        # A range with pages of several classes is not a huge page any more, or is
-        # damaged: its pages are counted one by one.
+        # A huge mapping with pages of several classes was split since, or is damaged:
+        # its pages are counted one by one.
         changes = np.zeros(len(block), np.int64)
         np.cumsum(block.codes[1:] != block.codes[:-1], out=changes[1:])
         mixed = changes[firsts] != changes[ends - 1]
@@ -380,9 +382,9 @@ class MappedPages:
         self._add(owners, block.codes[firsts], prefix[:, ends] - prefix[:, firsts])
 
     def _observe_tables(self, block: Block) -> None:
-        """Count page tables, which no process maps; hugetlb shares some."""
+        """Divide page tables among their address spaces: hugetlb shares some."""
         pages, spaces = self._mapped.tables_within(block.pfn, len(block))
-        # What has become something else in a damaged dump is not a table.
+        # In a damaged dump, the page of a table may be of another class: not counted.
         tables = np.isin(block.codes[pages], _TABLES)
         pages, spaces = pages[tables], spaces[tables]
         if len(pages):
@@ -426,7 +428,7 @@ def _edges(
 def _each_page(
     firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return each page of some ranges, and the index of its range."""
+    """Return the index of each page of some ranges, and the index of its range."""
     lengths = ends - firsts
     of = np.repeat(np.arange(len(firsts)), lengths)
     before = np.cumsum(lengths) - lengths
@@ -437,9 +439,9 @@ def mapcounts(block: Block) -> Numbers:
     """
     Return the mapcount of each page as the kernel computes it for smaps.
 
-    This is folio_precise_page_mapcount() (v6.11), page_mapcount() before: the page's
-    own mapcount plus the entire mapcount of its compound page. A page that has a page
-    type instead of a mapcount is not mapped.
+    This is folio_precise_page_mapcount() since v6.11, page_mapcount() before: the
+    page's own mapcount plus the entire mapcount of its compound page. A page that has
+    a page type instead of a mapcount is not mapped.
     """
     layout = block.layout
     counts = np.maximum(block.words.view(np.int32).astype(np.int64) + 1, 0)
@@ -452,9 +454,9 @@ def mapcounts(block: Block) -> Numbers:
     entire[heads] = np.maximum(column[heads].astype(np.int64) + 1, 0)
     if "double_map" in layout.bits:
         # Up to Linux kernel commit cb67f4282bf9 ("mm,thp,rmap: simplify compound page
-        # mapcount handling") (in v6.2) the pages of a file's huge page count its
-        # entire mappings as well. Those of an anonymous one with PG_double_map count
-        # one extra mapping.
+        # mapcount handling") (in v6.2), the pages of a file's huge page include its
+        # entire mappings in their own mapcount. The pages of an anonymous huge page
+        # with PG_double_map count one extra mapping.
         doubled = block.flags[heads + 1] & np.uint64(layout.bits["double_map"]) != 0
         anon = np.isin(block.codes[heads], _ANON)
         entire[heads] -= anon & doubled
@@ -510,7 +512,7 @@ class ProcessView:
     def _row(
         self, number: int, columns: Mapping[str, Numbers]
     ) -> dict[str, int | None]:
-        """Return an address space's columns; ``None`` each if a table is unreadable."""
+        """Return an address space's columns; all ``None`` if a table is unreadable."""
         if not self._known[number]:
             return dict.fromkeys(_COLUMNS)
         row = {name: int(column[number]) for name, column in columns.items()}
@@ -519,7 +521,7 @@ class ProcessView:
     def _columns(
         self, spaces: Numbers, codes: Numbers, values: Numbers
     ) -> dict[str, Numbers]:
-        """Sum up the columns of smaps by address space, hugetlb separately as there."""
+        """Sum up the columns of smaps by address space; as in smaps, hugetlb apart."""
         huge = codes == PageClass.USER_HUGETLB
         anon = np.isin(codes, _ANON)
 
@@ -554,8 +556,9 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     """
     Round shares to whole pages so that each class, with its rest, sums exactly.
 
-    All are rounded down; the missing pages then go to the largest fractions. The rest,
-    which no process maps, is one of them. So each error is below a page.
+    The rest is the part of a class that no process maps. All shares are rounded down;
+    the missing pages then go to the largest fractions, of which the rest has one. So
+    each error is below a page.
     """
     pages = shares // whole
     for code in distinct(codes).tolist():

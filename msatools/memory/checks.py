@@ -2,7 +2,7 @@
 
 """Compares the scan's sums with the kernel's own counters, and explains differences.
 
-On a running kernel the drift during the scan is measured, which explains some.
+On a running kernel, the drift measured during the scan explains some differences.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ _LOSSES = {
     "kernel.percpu": ("a list of percpu chunks", "percpu", "page_tables_unreadable"),
     "free.pcp": ("pcp_lists_broken",),
 }
-"""Losses on a running kernel that leave a class with fewer pages than counted."""
+"""Maps a check to losses that, on a running kernel, explain why its sum is too low."""
 
 _SLAB_LOSSES = (
     "lists_broken",
@@ -114,7 +114,8 @@ class Difference(Struct, frozen=True):
         return self.walk - self.kernel - covered
 
     def is_within(self, slack: int = 0) -> bool:
-        """Return whether the counter may have had the sum's value during the scan."""
+        """Return whether the counter may have had the sum's value, give or take *slack*
+        pages, during the scan."""
         if self.before is None:
             return False
         low, high = sorted((self.before, self.kernel))
@@ -144,7 +145,7 @@ def explain(
     """
     Explain a difference.
 
-    :param meanwhile: ``None`` on a dump.
+    :param meanwhile: Changes during the scan; ``None`` on a dump.
     :param missing: Struct pages that could not be read.
     :return: ``None`` if no counted reason explains it: a failed check.
     """
@@ -201,7 +202,7 @@ def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | N
 
 
 def _explain_by_losses(difference: Difference, losses: LossLog) -> str | None:
-    """Explain by lists and tables of a running kernel that changed during the scan."""
+    """Explain a difference by lists and tables that changed while they were read."""
     unreasoned = difference.unreasoned
     keys = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
     if difference.name == "kernel.slab" and unreasoned > 0:
@@ -225,7 +226,7 @@ class MemoryCounters(Struct, frozen=True):
     """Maps each counter of this kernel to its value; ``None`` if it is unreadable."""
 
     def kept(self, *names: str) -> tuple[str, ...]:
-        """Return the names of those counters that this kernel keeps."""
+        """Return the counters in *names* that this kernel keeps."""
         return tuple(name for name in names if name in self.values)
 
     def get(self, *names: str) -> int | None:
@@ -381,7 +382,7 @@ def make_checks(
 _SLAB = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
 
 _CHECKS_VMALLOC = ("nr_vmalloc_pages", "NR_VMALLOC")
-"""The counter of older kernels, and that of newer ones."""
+"""Names of the counter in older and in newer kernels."""
 
 
 class _Counted:
@@ -416,7 +417,7 @@ class _Counted:
         """Yield the check of a sum, if this kernel has one of its counters.
 
         :param walk: Number of pages that the scan has found.
-        :param reason: A reason why they may differ.
+        :param reason: A reason why the sum and the counter may differ.
         """
         kept = self._after.kept(*counters)
         if not kept:
@@ -440,9 +441,11 @@ class _Counted:
 
 
 def _other_stacks(owners: Owners, surplus: int) -> Reason:
-    """Return how many pages are stacks that await new tasks, or are freed soon.
+    """Return the pages of cached stacks, which the kernel's counter does not include.
 
-    :param surplus: Pages of stacks that the kernel does not count.
+    If *surplus* is larger, stacks that wait for an RCU grace period are added.
+
+    :param surplus: Pages of stacks in excess of the kernel's counter.
     """
     count = owners.cached_stacks
     text = f"{count} cached stack{'s' * (count != 1)}"
@@ -453,7 +456,8 @@ def _other_stacks(owners: Owners, surplus: int) -> Reason:
 
 
 def _uncounted_percpu(owners: Owners) -> Reason:
-    """Return how many pages of per-CPU memory are no pages of their own."""
+    """Return the pages that ``pcpu_nr_populated`` counts, but that are in reserved boot
+    memory or in units without a CPU."""
     text = f"{owners.percpu.uncounted:,} in reserved boot memory"
     if owners.percpu.spare_units:
         text += " or of units without a CPU"
@@ -461,10 +465,10 @@ def _uncounted_percpu(owners: Owners) -> Reason:
 
 
 def _wrong_guesses(slab: int, large_kmalloc: int, counted: int | None) -> Reason | None:
-    """Return how many compound pages were wrongly taken for large kmalloc.
+    """Return the pages that were wrongly classified as large kmalloc.
 
     Older kernels do not mark large kmalloc, and drivers' own compound pages look the
-    same. The counter has the true number of both.
+    same. The counter is the true sum of slab and large kmalloc.
     """
     surplus = 0 if counted is None else slab + large_kmalloc - counted
     if not 0 < surplus <= large_kmalloc:
@@ -475,16 +479,16 @@ def _wrong_guesses(slab: int, large_kmalloc: int, counted: int | None) -> Reason
 # --- Measures how much a running kernel changed its pages during the scan.
 #
 # There are two measures. The kernel counts the pages that it allocates and frees: these
-# counts are exact, but include pages that were allocated and freed again between. And a
-# sample of the struct pages is read again after the scan: a page that changed was
-# counted as something that it no longer was when the scan ended.
+# counts are exact, but include pages that were both allocated and freed during the
+# scan. And a sample of the struct pages is read again after the scan: a page that
+# changed had another class when the scan ended than the one counted.
 
 
 RUN_PAGES = 512
-"""Pages of a run, which are read again at once: a huge page of x86-64."""
+"""Pages of a run, which is sampled and read again as a whole: 2 MiB on x86-64."""
 
 _RUNS = 32
-"""Runs to read again: 1 MiB of struct pages in all; 4 GiB of memory has 64 MiB."""
+"""Number of runs to read again: 1 MiB of struct pages; 4 GiB of memory has 64 MiB."""
 
 
 class DriftSample(Struct):
@@ -547,11 +551,11 @@ class Watch:
             try:
                 now = self._reader.read(address, len(data))
             except UNREADABLE:
-                # The memory was removed meanwhile.
+                # The memory was removed during the scan.
                 continue
             pages += len(data) // self._layout.size
             if now == data:
-                # The usual case: classifying takes longer than reading.
+                # Usually so; this skips classifying, which takes longer than reading.
                 continue
             heads = changed_pages(data, now, pfn, address, self._layout)
             changed += len(heads)
@@ -591,7 +595,7 @@ def changed_pages(
     """
     Find the pages of a run whose class, owner or folio changed.
 
-    :param before: The run's struct pages; *pfn* and *address* are those of the first.
+    :param before: The run's struct pages; *pfn* and *address* belong to the first one.
     :return: Index in the run of the head of each changed page's folio; negative or too
         large if outside. It is the new folio if the page is in one, else the old one,
         or the page itself.

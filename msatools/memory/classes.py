@@ -204,7 +204,7 @@ class PageLayout(Struct, frozen=True):
     """Whether tails of a hugetlb page with optimised vmemmap may be fake heads."""
 
     kernel_start: int
-    """Lowest address that a link of ``lru`` may have: ``program/linear.py``."""
+    """Lowest kernel address, which a link of ``lru`` is not below."""
 
     @property
     def swapcache_bits(self) -> int:

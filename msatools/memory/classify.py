@@ -2,7 +2,7 @@
 
 """Classifies the pages of a block by their struct pages, with numpy.
 
-Also what observers of the scan count of a block: classes, orders, nodes and zones.
+Also counts a block's pages for observers of the scan: by class, order, node and zone.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,14 +63,14 @@ class Block(Struct):
     layout: PageLayout
     flags: Words
     mapping: Words
-    """``mapping``; a page-cache tail has its head's."""
+    """``page->mapping`` of each page; for tails in the page cache, that of the head."""
 
     counts: Words
     """``_mapcount`` or page type in the low 32 bits, ``_refcount`` in the high."""
 
     codes: Codes
     tails: Indices
-    """Tails of compound pages, including fake heads."""
+    """Indices of the tails of compound pages, including fake heads."""
 
     tail_heads: Indices
     """Index of each tail's head, negative or too large if outside the block."""
@@ -79,10 +79,10 @@ class Block(Struct):
     """``_mapcount`` or page type."""
 
     fakes: Indices
-    """Fake heads: tails that have a copy of their head's flags."""
+    """Indices of fake heads: tails that have a copy of their head's flags."""
 
     notable: Indices
-    """Pages with one of the rare flags: head, reserved, hwpoison, slab."""
+    """Indices of pages with one of the rare flags: head, reserved, hwpoison, slab."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -105,14 +105,17 @@ class Block(Struct):
         return nodes
 
     def flagged(self, mask: int) -> Indices:
-        """Return the pages with any flag of *mask*, all of them notable ones."""
+        """Return the pages with any flag of *mask*, which may only have rare flags."""
         if not len(self.notable):
             return self.notable
         pages: Indices = self.notable[self.flags[self.notable] & np.uint64(mask) != 0]
         return pages
 
     def heads_of(self, pages: Indices) -> Indices:
-        """Return the head of each page's compound page, or the page itself."""
+        """Return the head of each page's compound page, or the page itself.
+
+        A head outside the block is replaced by the block's first or last page.
+        """
         if not len(self.tails) or not len(pages):
             return pages
         heads = np.arange(len(self))
@@ -250,7 +253,7 @@ def _by_type(block: Block) -> None:
 
 
 def _compound_heads(block: Block) -> None:
-    """Set the classes of heads: hugetlb or kernel pages; find tails and fake heads."""
+    """Set the classes of hugetlb and large kmalloc heads; find tails and fake heads."""
     layout = block.layout
     info = block.column(layout.compound_head)
     # Bit 0 marks a tail: only the low byte of each page is read.
@@ -289,8 +292,8 @@ def _compound_heads(block: Block) -> None:
     free = (block.references(heads) == 0) & (codes == PageClass.USER_HUGETLB)
     codes[free] = PageClass.FREE_HUGETLB
     if not layout.types.has("large_kmalloc"):
-        # A guess. Others share their compound pages: page fragments of sockets have a
-        # reference for each packet.
+        # A guess: other users of compound pages mostly have several references, such as
+        # one for each packet in a socket's page fragments.
         guessed = block.references(heads) == 1
         codes[(codes == PageClass.UNATTRIBUTED) & guessed] = PageClass.LARGE_KMALLOC
     block.codes[heads] = codes
@@ -399,7 +402,7 @@ class Observer(Protocol):
 
     def observe(self, block: Block) -> None:
         """
-        Add a block whose classes are final: those of the report's table.
+        Add a block whose pages have the classes that they are reported in.
 
         Blocks come in pfn order. Do not keep them or views of their arrays.
         """
@@ -456,7 +459,7 @@ def class_counts(codes: Codes, part_pages: int, skip: int = 0) -> Counts:
 
 @lru_cache(maxsize=8)
 def _part_keys(pages: int, part_pages: int, skip: int) -> npt.NDArray[np.intp]:
-    """Return NCLASSES times the index of each page's part; cached, as calls repeat."""
+    """Return NCLASSES times the index of each page's part; cached for equal blocks."""
     return (np.arange(pages, dtype=np.intp) + skip) // part_pages * NCLASSES
 
 
@@ -520,7 +523,7 @@ def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
     words = block.column(block.layout.private)[firsts]
     orders = np.minimum(words, np.uint64(ORDERS)).astype(np.intp)
     sizes = np.left_shift(1, orders)
-    # Damage: such a page is classified as a single page.
+    # In a damaged dump: such a page is classified as a single page.
     orders[(firsts + block.pfn) % sizes != 0] = 0
     orders[firsts + sizes > len(block)] = 0
     # A block that was merged into a larger one may still look like a block.
@@ -532,11 +535,12 @@ def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
 
 def free_rooms(block: Block, orphans: Indices) -> Indices:
     """
-    Return the largest possible size of a free block that begins at each page.
+    Return the largest possible size, in pages, of a free block that begins at each
+    orphan.
 
-    :param orphans: All unreferenced pages without a class, among them those on per-CPU
-        lists.
-    :return: Number of consecutive orphans, limited by the alignment of the first pfn.
+    :param orphans: Indices of all unreferenced pages without a class, which include the
+        pages on per-CPU lists.
+    :return: Number of orphans from each one on, limited by the alignment of its pfn.
     """
     last = np.flatnonzero(np.diff(orphans, append=-1) != 1)
     rooms = np.repeat(orphans[last] + 1, np.diff(last, prepend=-1)) - orphans
@@ -547,7 +551,7 @@ def free_rooms(block: Block, orphans: Indices) -> Indices:
 def _spread(
     firsts: Indices, block_orders: npt.NDArray[np.intp], orders: npt.NDArray[np.intp]
 ) -> None:
-    """Set *orders* of all pages of some blocks."""
+    """Set *orders* of all pages of free blocks to the order of their block."""
     for order in distinct(block_orders[block_orders > 0]).tolist():
         pages = np.arange(1 << order)
         orders[firsts[block_orders == order, np.newaxis] + pages] = order
@@ -559,8 +563,9 @@ def _spread_compound(
     """
     Set the order of all pages of compound pages.
 
-    :return: Index of the head, which may be outside the block, and pages, of each
-        compound page that is or may be in other blocks as well. Their order is not set.
+    :return: The compound pages that may extend into other blocks, whose order is not
+        set: index of the head, which may be outside the block, and indices of the pages
+        in the block.
     """
     tails, heads = block.tails, block.tail_heads
     if not len(tails):
@@ -571,7 +576,8 @@ def _spread_compound(
     tails, heads = tails[near], heads[near]
     sizes = np.bincount(heads, minlength=len(block)) + 1
     if sizes[0] == len(block):
-        # Both are aligned to their size: only such a page can extend past the block.
+        # Blocks and compound pages are aligned to their size: only a compound page that
+        # fills the block can extend past it.
         return [*parts, (0, np.arange(len(block)))]
     compound = where(sizes > 1)
     logarithms = np.log2(sizes[compound]).astype(np.intp)
@@ -655,7 +661,8 @@ class ByOrder(Struct):
         pages: Indices,
         orders: npt.NDArray[np.intp],
     ) -> None:
-        """Count the pages without an order, and set their order to -1: counted."""
+        """Count pages of a compound page that have no order yet in :attr:`parts`, and
+        set their order to -1."""
         # With damage a page may be a tail of several heads, or occur twice.
         pages = distinct(pages[orders[pages] == 0])
         if not len(pages):
@@ -716,7 +723,7 @@ def are_links(words: Words, kernel_start: int) -> npt.NDArray[np.bool_]:
 
 
 class FreeLinks(Struct, frozen=True):
-    """Finds unreferenced, unclassified pages that were on a list, by their links."""
+    """Finds pages that were on a list when read, by the links in their struct pages."""
 
     first: int
     """Address of the list node of pfn 0."""
@@ -777,13 +784,13 @@ def free_links(
 
 def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
     """
-    Set each unknown order to the one known at the end of the node's links.
+    Set each unknown order to a known one that the node's links lead to.
 
     All pages on one list have the same order.
 
     :param orders: Order by index, ``UNLISTED`` if unknown.
-    :param ways: For each direction, the index that each node's link leads to; the
-        indices after these are ends.
+    :param ways: For each direction, the index that each node's link leads to. Indices
+        from the number of nodes on are ends of lists.
     """
     orders = orders.copy()
     for way in ways:
@@ -798,7 +805,8 @@ def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
 
 def inside_others(pfns: Words, orders: Indices) -> Indices:
     """
-    Return the free blocks that begin inside an earlier one, which was split since.
+    Return the indices of the blocks that begin inside an earlier block, which was split
+    after it was read.
 
     :param pfns: First page of each block, ascending.
     :param orders: Order of each block; ``UNLISTED`` for pages that are not a block.

@@ -75,7 +75,7 @@ _ROOM: dict[str, tuple[type[np.generic], int]] = {
     "cache_mappings": (np.uint64, BLOCKS_HELD),
     "cache_pages": (np.int64, BLOCKS_HELD),
 }
-"""Arrays of ``struct scan``: type of an element, and elements for each page."""
+"""Maps an array of ``struct scan`` to the type and number of its elements a page."""
 
 
 def _words(*names: str) -> Iterable[tuple[str, type[Any]]]:
@@ -91,7 +91,7 @@ def _pointers(*names: str) -> Iterable[tuple[str, type[Any]]]:
 
 
 class _Layout(ctypes.Structure):
-    """``struct layout``."""
+    """Mirrors ``struct layout`` of ``_classify.c``."""
 
     _fields_ = (
         *_numbers("size", *_OFFSETS),
@@ -106,7 +106,7 @@ class _Layout(ctypes.Structure):
 
 
 class _Scan(ctypes.Structure):
-    """``struct scan``."""
+    """Mirrors ``struct scan`` of ``_classify.c``."""
 
     _fields_ = (
         ("layout", _Layout),
@@ -132,7 +132,7 @@ class _Scan(ctypes.Structure):
 
 
 class Stream(ctypes.Structure):
-    """``struct stream``."""
+    """Mirrors ``struct stream`` of ``_classify.c``."""
 
     _fields_ = (
         *_numbers("fd"),
@@ -187,7 +187,7 @@ def compiled_classifier(layout: PageLayout) -> "Compiled | None":
 
 
 def _within(layout: PageLayout) -> bool:
-    """Return whether all members that are read are within struct page."""
+    """Return whether all members that the C code reads are within struct page."""
     mark, types = layout.hugetlb, layout.types
     ends = [getattr(layout, name) + 8 for name in _OFFSETS[:4]]
     ends += [getattr(layout, name) + 4 for name in _OFFSETS[4:]]
@@ -207,10 +207,10 @@ class BlockSums(NamedTuple):
     """Sums over pages of one node and zone."""
 
     counts: npt.NDArray[np.int64]
-    """Pages by class, for all 256 codes; valid until the next call."""
+    """Pages by class code, of length 256; valid until the next call."""
 
     mappings: Words
-    """Mapping of each run of page-cache pages."""
+    """``page->mapping`` of each run of page-cache pages."""
 
     pages: npt.NDArray[np.int64]
     """Pages of each run."""
@@ -226,7 +226,7 @@ class Compiled:
     """
     Classifies blocks, and reuses the same memory for each block.
 
-    So a block and its sums are valid until the next block is classified.
+    A block and its sums are only valid until the next block is classified.
     """
 
     def __init__(self, loaded: ctypes.CDLL, layout: PageLayout) -> None:
@@ -325,7 +325,8 @@ class Compiled:
     def _settle_far_tails(self, block: Block, far_heads: FarHeads) -> None:
         scan = self._scan
         if scan.far_low == scan.far_high:
-            # A gigantic page: most of its blocks are only tails.
+            # Only one head is outside: usual for a gigantic page, most of whose blocks
+            # have only tails.
             far = far_heads(block.address + scan.far_low * block.layout.size)
             scan.far_code, scan.far_mapping = far.code, far.mapping
             return
@@ -350,7 +351,7 @@ class Compiled:
         """
         Scan blocks of a file in one call, up to block *end*, and sum them up.
 
-        :param pages: Most pages of a block.
+        :param pages: Maximum number of pages of a block.
         """
         if pages > self._room:
             self._make_room(pages)

@@ -47,15 +47,16 @@ from msatools.selfdesc.tables import Symbols, SymbolTable
 
 _LONGEST = 512 << 10
 """
-Maximum distance of two symbols, in bytes, that the first may cover.
+Maximum distance to the next symbol, in bytes, for a symbol to cover it.
 
-The largest variables that others point to are rcu_state, of 359 KiB, and printk's.
-Longer ranges are string constants, which have no symbols, and gaps before a section.
+The largest variables that have pointers to them are rcu_state, of 359 KiB, and
+printk's. Longer ranges are string constants, which have no symbols, and gaps before a
+section.
 """
 
 _ENDS = ("_etext", "_einittext", "_edata")
 _END = re.compile(r"__(?:end|stop)_\w+|\w+_end")
-"""Labels of the linker for the end of something: they cover nothing after it."""
+"""Linker labels for the end of a section, which cover no addresses after it."""
 
 _SIZED = (drgn.SymbolKind.OBJECT, drgn.SymbolKind.FUNC)
 
@@ -73,7 +74,7 @@ class SymbolName(Struct, frozen=True):
     """Name of the module; ``None`` for the kernel image."""
 
     start: int | None = None
-    """Address of the symbol; ``None`` if it has none there."""
+    """Start address of the symbol; ``None`` without a symbol."""
 
     def __eq__(self, other: object) -> Any:
         return equal_but(self, other, "start")
@@ -97,7 +98,7 @@ class SymbolNames:
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
         """Return which addresses are in the image, or between first and last module.
 
-        If the kernel does not record these bounds, none is.
+        All are False if the kernel does not record these bounds.
         """
         inside = np.zeros(len(addresses), np.bool_)
         for first, end in (self._image, self._area):
@@ -125,7 +126,8 @@ class SymbolNames:
         return SymbolName(name, symbol.name, module.name, symbol.address)
 
     def _generated_at(self, address: int) -> SymbolName | None:
-        """Return the name of generated code, with what stands for its module."""
+        """Return the name of generated code, such as a BPF program; ``module`` is a
+        substitute chosen by :class:`GeneratedCode`."""
         found = self._generated.find(address)
         if found is None:
             return None
@@ -140,7 +142,7 @@ class SymbolNames:
 
 
 class _KernelSymbols:
-    """The symbols of the kernel image, with their ends where those are known."""
+    """The symbols of the kernel image, and their ends if known."""
 
     def __init__(self, prog: drgn.Program, image: tuple[int, int]) -> None:
         self._end = image[1]
@@ -161,12 +163,12 @@ class _KernelSymbols:
                     self._ends[symbol.address] = max(
                         end, self._ends.get(symbol.address, 0)
                     )
-            # Without kallsyms, use those of debug info.
+            # Without kallsyms, the symbols of debug info are used.
             with contextlib.suppress(NoSymbolsError):
                 finder = load_symbols(prog)
         self._symbols: SymbolTable | SortedSymbols
         if isinstance(finder, SymbolTable):
-            # It is sorted; to make an object of each symbol takes half a second.
+            # A SymbolTable is sorted; making an object of each symbol takes 0.5 s.
             self._symbols = finder
         else:
             if finder is not None:
@@ -252,7 +254,7 @@ class Hints(Struct, frozen=True):
 
 
 _ALONE = ("module",)
-"""Kinds of contents that are a group each, even of one page."""
+"""Kinds of contents whose owner stays a group of its own, even of one page."""
 
 _RANKS = ("module", "symbol", "slab")
 """Kinds of pointers, the most specific first: most pages have a few into slabs."""
@@ -263,7 +265,7 @@ class PageContents(Struct, frozen=True):
 
     hints: Hints
     words: dict[int, int]
-    """Counts of the page's pointers by number of their word."""
+    """Maps the index of a word in ``_Pointers.words`` to its count in the page."""
 
     text: str | None = None
     """First piece of text of a page that is all text."""
@@ -285,11 +287,11 @@ class Contents:
         return pages
 
     def in_objects(self, pfns: Numbers, size: int) -> tuple[int, Counter[PageWord]]:
-        """Count the objects that have a pointer to each place.
+        """Count the objects that point to each module, symbol or slab cache.
 
-        :param pfns: First pages of slabs.
-        :param size: Bytes of an object; of larger ones the first page is examined.
-        :return: Number of objects examined, and of those that point to each place.
+        :param pfns: First page of each slab.
+        :param size: Bytes of an object; only the first page of a larger one is read.
+        :return: Number of objects examined, and by word the number that point to it.
         """
         # A damaged cache may have objects smaller than a pointer.
         size = max(min(size, self._page_size) // 8 * 8, 8)
@@ -310,7 +312,7 @@ class Contents:
         return objects, counts
 
     def words(self, pages: Iterable[PageContents]) -> tuple[PageWord, ...]:
-        """Return the most frequent words of some pages."""
+        """Return the most frequent words of pages with their counts, largest first."""
         counts: Counter[PageWord] = Counter()
         for page in pages:
             for number, count in page.words.items():
@@ -384,7 +386,7 @@ def distinct_hints(pages: Iterable[PageContents]) -> tuple[list[Hints], Numbers]
 
 
 class _Pointers:
-    """Looks up the symbol, module or slab cache of kernel addresses, each once."""
+    """Looks up the symbol, module or slab cache of addresses; caches the results."""
 
     def __init__(self, context: ScanContext) -> None:
         reader, losses = context.reader, context.losses

@@ -49,10 +49,10 @@ _MAX_QUEUES = 1 << 16
 
 
 def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
-    """Return the pfns of the requests of all queues, of drivers and of schedulers.
+    """Return the pfns that hold the requests of all drivers' and schedulers' tags.
 
-    Requests are made for a whole set of tags in advance, in the largest blocks that can
-    be had.
+    Requests for all tags of a queue are allocated in advance, in the largest blocks
+    that are available.
     """
     prog = reader.prog
     type_ = find_type(prog, "struct blk_mq_tags")
@@ -72,7 +72,7 @@ def request_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
 
 
 class HardwareQueues(Struct, frozen=True):
-    """What all ``struct blk_mq_hw_ctx`` point to: tag sets, NVMe controllers."""
+    """The tags and NVMe controllers of all hardware queues."""
 
     tags: set[int]
     """Addresses of ``struct blk_mq_tags``."""
@@ -84,7 +84,7 @@ class HardwareQueues(Struct, frozen=True):
 def hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
     """Read all hardware queues, once per reader.
 
-    Every hardware queue is told when a CPU goes: it is an instance of that state
+    Every hardware queue is on the list of a CPU hotplug state, CPUHP_BLK_MQ_DEAD
     (kernel/cpu.c).
 
     :raises MissingError: if the kernel has no such queues
@@ -131,13 +131,14 @@ def _hardware_queues(reader: Reader, losses: LossLog) -> HardwareQueues:
 def _nvme(
     prog: drgn.Program, queues: set[int], losses: LossLog
 ) -> Iterator[tuple[drgn.Object | None, list[int]]]:
-    """Yield each NVMe controller, if it is on PCI, and the tags for its disks: one
-    without disks has no queue of them, but requests (drivers/nvme/host/core.c).
+    """Yield each NVMe controller (``None`` if not on PCI) and its disks' tags.
 
-    :param queues: Addresses of all ``struct request_queue``, those for administration
-        as well.
+    A controller without disks has requests for them, but no hardware queue
+    (drivers/nvme/host/core.c).
+
+    :param queues: Addresses of all ``struct request_queue``, including admin queues.
     """
-    # Looked up once and if needed: the types of a module take a millisecond.
+    # Looked up once and only if needed: the types of a module take a millisecond.
     controller, pci, known = None, None, False
     for address in sorted(queues):
         try:
@@ -168,25 +169,25 @@ def _nvme(
                 each = [int(tags.tags[at]) for at in range(number)]
                 yield device, [one for one in each if one]
         except UNREADABLE:
-            continue  # what another driver has there
+            continue  # ``driver_data`` of another driver
 
 
 def _has_disk(queue: drgn.Object) -> bool:
-    """Return whether it is known that a queue is a disk's, not for administration.
+    """Return whether a queue is known to be a disk's, not an admin queue.
 
-    It knows its disk since d152c682f03c ("block: add an explicit ->disk backpointer to
-    the request_queue") (in v5.15).
+    A queue points to its disk since d152c682f03c ("block: add an explicit ->disk
+    backpointer to the request_queue") (in v5.15).
     """
     return queue.type_.has_member("disk") and bool(queue.disk)
 
 
 def _nvme_set(type_: drgn.Type, admin: int, data: int) -> drgn.Object:
-    """Return the ``struct blk_mq_tag_set`` for disks beside that for administration, of
-    a controller that is not on PCI.
+    """Return the disks' ``struct blk_mq_tag_set`` of a controller not on PCI.
 
-    :param type_: That of ``struct nvme_ctrl``.
-    :param data: What the latter has as ``driver_data``.
-    :raises FaultError: if it is another driver's, which has other data there
+    :param type_: Type ``struct nvme_ctrl``.
+    :param admin: Address of the tag set of the controller's admin queue.
+    :param data: ``driver_data`` of that tag set.
+    :raises FaultError: if the tag set is another driver's
     """
     controller = drgn.Object(type_.prog, type_, address=data)
     if int(controller.admin_tagset) != admin:
@@ -197,7 +198,7 @@ def _nvme_set(type_: drgn.Type, admin: int, data: int) -> drgn.Object:
 def _nvme_device(type_: drgn.Type, admin: int, data: int) -> drgn.Object | None:
     """Return the ``struct nvme_dev`` of a controller; ``None`` if it is not on PCI."""
     with suppress(*UNREADABLE, MissingError):
-        # What the driver has there: the structure itself on 6.1, its part on 6.12.
+        # ``driver_data`` is the nvme_dev itself on 6.1, its ``ctrl`` on 6.12.
         for start in (data, data - offset_of(type_, "ctrl")):
             device = drgn.Object(type_.prog, type_, address=start)
             if int(device.admin_tagset.address_of_()) == admin:
@@ -207,9 +208,9 @@ def _nvme_device(type_: drgn.Type, admin: int, data: int) -> drgn.Object | None:
 
 # --- Finds the pages that devices read and write by DMA.
 #
-# These are the queues of NVMe controllers (drivers/nvme/host/pci.c), those of virtio
-# devices with the buffers that are posted there (drivers/virtio/virtio_ring.c), such as
-# those that a network device is to fill, and the pages of DMA pools (mm/dmapool.c).
+# These are the queues of NVMe controllers (drivers/nvme/host/pci.c), the queues of
+# virtio devices and the buffers posted to them (drivers/virtio/virtio_ring.c), such as
+# receive buffers of a network device, and the pages of DMA pools (mm/dmapool.c).
 
 
 _DMA_MAX_ENTRIES = 1 << 16
@@ -219,29 +220,30 @@ _MAX_BLOCK = 1 << 24
 """Upper bound of the bytes of a queue, and of a DMA pool's blocks."""
 
 _VRING_ENTRY_BYTES = 16 + 2 + 8
-"""Bytes of each entry of a split ring: its descriptor, and its place in the rings of
-driver and device (include/uapi/linux/virtio_ring.h). A packed ring has only the
-descriptor."""
+"""Bytes of each entry of a split ring: its descriptor, and an element of the driver's
+and of the device's ring (include/uapi/linux/virtio_ring.h). A packed ring has only
+descriptors."""
 
 _COMPLETION_BYTES = 16
 """``struct nvme_completion`` (include/linux/nvme.h), which the device writes."""
 
 
 class _Queue(Struct, frozen=True):
-    """Memory of a queue."""
+    """Memory of a queue, or a block of a DMA pool."""
 
     address: int
     bytes: int
     whole: bool = True
-    """Whether it is a whole block, as by dma_alloc_coherent(), and not just its pages,
-    as by alloc_pages_exact()."""
+    """Whether the memory is rounded up to a power of two of pages, as by
+    dma_alloc_coherent(), and not only to a page, as by alloc_pages_exact()."""
 
     most: int = _MAX_BLOCK
     """Upper bound of the bytes: more is damage."""
 
 
 def dma_pages(reader: Reader, layout: PageLayout, losses: LossLog) -> Pfns:
-    """Return the pfns of pages for DMA; of a compound page its head, or all pages."""
+    """Return the pfns of device queues, DMA pools and posted buffers, and of the heads
+    of compound pages that have posted buffers."""
     prog = reader.prog
     page = int(find_variable(prog, "PAGE_SIZE").value_())
     parts = [NO_PFNS]
@@ -345,7 +347,7 @@ def _virtio_queues(reader: Reader, losses: LossLog) -> Iterator[_Queue | Address
         head = address - inside + vqs
         for at in list_nodes(reader, head, losses, what).tolist():
             try:
-                # Its first member is the struct virtqueue.
+                # The first member of a vring_virtqueue is its struct virtqueue.
                 yield from _virtqueue(
                     reader, drgn.Object(prog, queue, address=at - node), losses
                 )
@@ -360,8 +362,8 @@ def _virtqueue(
     queue = queue.read_()
     if not queue.we_own_ring:
         return
-    # "virtio_ring: introduce virtqueue ops" (in v7.0) has a layout instead, and calls
-    # the other use_map_api. Of its values, those of packed rings are odd.
+    # "virtio_ring: introduce virtqueue ops" (in v7.0) replaces packed_ring by layout,
+    # which is odd for packed rings. use_map_api is the newer name of use_dma_api.
     has_flag = queue.type_.has_member("packed_ring")
     is_packed = bool(queue.packed_ring if has_flag else int(queue.layout) & 1)
     renamed = queue.type_.has_member("use_map_api")
@@ -372,7 +374,7 @@ def _virtqueue(
         losses.lose(Loss.DMA, f"a queue of virtio cannot have {number:,} entries")
         return
     page = int(find_variable(reader.prog, "PAGE_SIZE").value_())
-    # The device's ring is aligned to a page at most; each ring has flags besides.
+    # The device's ring is aligned to at most a page; each ring also has flags.
     most = number * _VRING_ENTRY_BYTES + 2 * page
     if is_packed:
         size = int(part.ring_size_in_bytes)
@@ -387,7 +389,7 @@ def _virtqueue(
     type_ = states.type_.type
     step = drgn.sizeof(type_) // 8
     words = reader.words(int(states), number * step)
-    # Most drivers have a structure there: then it is in a slab, whose class stays.
+    # Most drivers' ``data`` is a structure in a slab: slab pages keep their class.
     yield words[member_of(type_, "data").offset // 8 :: step]
 
 

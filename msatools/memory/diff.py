@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of msa-memstat read back, compared, and as gauges."""
+"""Reads back and compares reports of msa-memstat, and makes gauges of them."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar
@@ -83,7 +83,7 @@ def lacking(
     """
     Return the first option whose data a report lacks; ``None`` if it has all.
 
-    :param asked: Options by the name of the report's field that each requests.
+    :param asked: Maps a field of the report to the option that requests it.
     """
     for name in by:
         if name not in (report.by or {}):
@@ -228,11 +228,11 @@ class MemstatDiff(Presented, Struct, frozen=True, kw_only=True):
     after: PagesSide
 
     elapsed_ns: int | None
-    """Kernel time from one to the other; ``None`` if unknown, for example between
+    """Kernel time between the snapshots; ``None`` if unknown, for example between
     different kernels."""
 
     notes: tuple[Note, ...]
-    """Reasons why the two may not be the same machine at two times."""
+    """Reasons why the snapshots may not be of one machine at two times."""
 
     pages: Change
     """All struct pages examined."""
@@ -243,7 +243,7 @@ class MemstatDiff(Presented, Struct, frozen=True, kw_only=True):
     checks: tuple[CheckPair, ...]
 
     by: Annotated[Mapping[str, tuple[GroupChange, ...]] | None, ADDED] = None
-    """Breakdowns that both have; the group with the largest change first."""
+    """Break-downs in both snapshots; the group with the largest change first."""
 
 
 def compare(
@@ -388,7 +388,7 @@ def _diff_groups(
 
 
 def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
-    """Index groups by key; merge groups that share a key, which none should."""
+    """Index groups by key; merge groups with the same key, which should not occur."""
     by_key: dict[str, PageGroup] = {}
     for group in groups:
         known = by_key.get(group.key)
@@ -403,7 +403,7 @@ def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
     return by_key
 
 
-# --- Gauges of msa-memstat. Pure.
+# --- Makes the gauges of msa-memstat.
 
 
 def gauges(report: MemstatReport) -> Iterator[Gauge]:

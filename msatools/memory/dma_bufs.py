@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Dma-bufs: buffers that drivers and programs share, their pages and who holds them.
+"""Dma-bufs, which drivers and programs share: their pages and holders.
 
-drivers/dma-buf/dma-buf.c. Who exports a buffer has its pages: those of the system heap
-are pages of its own (drivers/dma-buf/heaps/system_heap.c), those of udmabuf are pages
-of a memfd, which it pins (drivers/dma-buf/udmabuf.c). Other exporters' pages are not
-known.
+They are in drivers/dma-buf/dma-buf.c. The exporter of a buffer keeps its pages: the
+system heap allocates them (drivers/dma-buf/heaps/system_heap.c), udmabuf pins pages of
+a memfd (drivers/dma-buf/udmabuf.c). The pages of other exporters are not found.
 """
 
 from collections import defaultdict
@@ -46,9 +45,9 @@ if TYPE_CHECKING:
     from msatools.tasks.table import TaskTable
 
 _LISTS = ("dmabuf_list", "debugfs_list", "db_list")
-"""Names of the list of all dma-bufs: "dma-buf: Rename debugfs symbols" (in v6.16), from
-when on kernels without debugfs have it, too; the last is the first member of a
-structure."""
+"""Names of the list of all dma-bufs, the newest first: "dma-buf: Rename debugfs
+symbols" (in v6.16). Since then kernels without debugfs have the list, too. The oldest,
+``db_list``, is a structure whose first member is the list."""
 
 _MAX_NAME = 255
 _MAX_PAGES = 1 << 28
@@ -59,14 +58,14 @@ _SG_FLAGS = np.uint64(3)
 
 
 class DmaBuf(Struct, frozen=True):
-    """A dma-buf."""
+    """A ``struct dma_buf``, with its file and pages."""
 
     address: Address
     inode: int
     """Number of its inode, as in /sys/kernel/debug/dma_buf/bufinfo."""
 
     exporter: str
-    """Who made it, such as ``system`` or ``udmabuf``."""
+    """Name of its exporter, such as ``system`` or ``udmabuf``."""
 
     name: str | None
     """The name that a program gave it."""
@@ -76,10 +75,10 @@ class DmaBuf(Struct, frozen=True):
     """References to its file: open files, mappings, devices that use it."""
 
     pages: Pfns
-    """Its pages, as far as its exporter is known."""
+    """pfns of its pages; empty for unknown exporters."""
 
     own: bool
-    """Whether it has its pages to itself; those of a file are pinned otherwise."""
+    """Whether the pages are its own; otherwise it pins pages of a file."""
 
     file: Address
     """Address of its ``struct file``."""
@@ -91,7 +90,7 @@ class DmaBuf(Struct, frozen=True):
 def dma_bufs(
     reader: Reader, layout: PageLayout, files: OpenFiles, losses: LossLog
 ) -> list[DmaBuf]:
-    """Return all dma-bufs, once per reader; none if the kernel has no such thing."""
+    """Read all dma-bufs, once per reader; empty if the kernel does not have dma-buf."""
     return reader.once(dma_bufs, lambda: [*_read_all(reader, layout, files, losses)])
 
 
@@ -128,7 +127,7 @@ def _addresses(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
             head = kernel_symbol(reader.prog, name)
         except MissingError:
             continue
-        # Most kernels have none: do not look for the type then.
+        # Most dumps have no dma-buf: then the type is not looked up.
         if reader.read_near(head, 8) == head.to_bytes(8, "little"):
             return NO_PFNS
         type_ = find_type(reader.prog, "struct dma_buf")
@@ -144,8 +143,8 @@ def _read(reader: Reader, buffer: drgn.Object, exporters: "_Exporters") -> DmaBu
     pages, own = exporters.pages(buffer)
     name = int(buffer.name)
     file = buffer.file
-    # A reference count of its own: "fs: port files to file_ref" (in v6.13), where 0
-    # stands for one reference.
+    # Since "fs: port files to file_ref" (in v6.13), the reference count of files has a
+    # type of its own, in which 0 stands for one reference.
     if file.type_.type.has_member("f_ref"):
         references = int(file.f_ref.refcnt.counter) + 1
     else:
@@ -184,9 +183,9 @@ class _Exporters:
             return 0
 
     def pages(self, buffer: drgn.Object) -> tuple[Pfns, bool]:
-        """Return the pages, and whether nobody else has them.
+        """Return the pfns of the pages, and whether they are the buffer's own.
 
-        Pages that are more than the buffer's size, or than memory, are lost.
+        Pages beyond the size of the buffer, or of memory, are left out as a loss.
         """
         operations, private = int(buffer.ops), int(buffer.priv)
         prog = self._reader.prog
@@ -201,7 +200,7 @@ class _Exporters:
         return NO_PFNS, False
 
     def _most(self, buffer: drgn.Object) -> int:
-        """Return how many pages a ``struct dma_buf`` can have."""
+        """Return the maximum number of pages of a ``struct dma_buf``."""
         pages = -(-int(buffer.size) // self._page_size)
         return min(pages, self._reader.most(self._page_size), _MAX_PAGES)
 
@@ -219,12 +218,12 @@ class _Exporters:
         type_ = table.sgl.type_.type
         size = drgn.sizeof(type_)
         length = member_of(type_, "length").offset
-        # Each entry has a page at least.
+        # Each entry has at least a page.
         at, left = int(table.sgl), self._bounded(int(table.orig_nents), most)
         each = self._page_size // size
         parts = [NO_PFNS]
         while at and left > 0:
-            # Where a page of entries is not enough, its last one leads to the next.
+            # If there are more entries, the last one of a page links to the next page.
             count = min(each, left)
             data = self._reader.read(at, count * size)
             records = np.frombuffer(data, np.uint8).reshape(count, size)
@@ -236,7 +235,7 @@ class _Exporters:
             left -= len(links)
             first = ((links & ~_SG_FLAGS) - self._memmap) // self._size
             pages = -(-lengths.astype(np.int64) // self._page_size)
-            # All pages of each block: their first plus their number in it.
+            # The pfn of each page is the first of its block plus its index in it.
             ends = np.cumsum(pages)
             total = int(pages.sum())
             if self._bounded(total, most) < total:
@@ -252,10 +251,10 @@ class _Exporters:
         """Return the pages of a ``struct udmabuf``."""
         count = self._bounded(int(buffer.pagecount), most)
         if buffer.type_.has_member("pages"):
-            # Up to v6.11, and again since v7.0 or so.
+            # Up to v6.10, and again in 7.x.
             words = self._reader.words(int(buffer.pages), count)
         else:
-            # "udmabuf: Convert the driver to use folios" (in v6.12)
+            # "udmabuf: convert udmabuf driver to use folios" (in v6.11)
             words = self._reader.words(int(buffer.folios), count)
             offsets = self._reader.words(int(buffer.offsets), count)
             words = words + offsets // np.uint64(self._page_size) * self._size
@@ -270,15 +269,15 @@ _MOST_HOLDERS = 64
 def holders_of(
     reader: Reader, buffers: Sequence[DmaBuf], losses: LossLog
 ) -> dict[Address, tuple[BufferHolder, ...]]:
-    """Return the processes that have each buffer open or mapped, by its address.
+    """Return the processes that have a buffer open or mapped, by the buffer's address.
 
-    There is no entry where tasks cannot be read. Devices that use it, descriptors in
-    flight through a socket, and mappings for which its exporter put another file in
-    place are not found.
+    The result is empty if tasks cannot be read. Devices that use a buffer, descriptors
+    in flight through a socket, and mappings whose file the exporter replaced are not
+    found.
     """
     if not buffers:
         return {}
-    # Not imported for memstat's table, which has no tasks.
+    # Imported here, as memstat's table alone needs no tasks.
     from msatools.tasks.table import TaskReader
 
     found: dict[int, dict[BufferHolder, None]] = defaultdict(dict)
@@ -321,7 +320,7 @@ def _mappers(
     for _, data in tree_records(reader, root, node, mm + 8, losses, name):
         (owner,) = U64.unpack_from(data, mm)
         rows = np.flatnonzero(tasks["mm"] == owner).tolist()
-        # Kernel threads have no mm: 0 of a damaged mapping is none of theirs.
+        # The mm of kernel threads is 0, which a damaged mapping must not match.
         if owner and rows:
             yield _holder(tasks, _leader(tasks, rows), "mapped")
 

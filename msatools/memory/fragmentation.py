@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What keeps blocks of memory from being free (``--frag``)."""
+"""Fragmentation: the pages that keep blocks of memory from being free (``--frag``)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +37,7 @@ from msatools.selfdesc.find import find_constant, find_type, member_of
 
 
 UNKNOWN_TYPE = 8
-"""Not a type: a type has three bits."""
+"""Stands for a type that could not be read; real types are 0 to 7."""
 
 
 class MigrateTypes(Struct, frozen=True):
@@ -47,7 +47,7 @@ class MigrateTypes(Struct, frozen=True):
     """``pageblock_order``."""
 
     names: Mapping[int, str]
-    """Names by type."""
+    """Name of each type, such as ``movable``."""
 
     sections: npt.NDArray[np.int64]
     """Section numbers, ascending."""
@@ -60,11 +60,11 @@ class MigrateTypes(Struct, frozen=True):
         return self
 
     def __reduce__(self) -> tuple[type["MigrateTypes"], tuple[object, ...]]:
-        """Pickle without data: the parent of a worker has them already."""
+        """Pickle without data: the process that receives the copy has them already."""
         return MigrateTypes, (self.order, {}, self.sections[:0], self.types[:0])
 
     def of(self, pfn: int, count: int) -> npt.NDArray[np.uint8]:
-        """Return the types of *count* page blocks of one section."""
+        """Return the types of *count* page blocks of one section, from *pfn* on."""
         section, first = divmod(pfn >> self.order, self.types.shape[1])
         row = int(np.searchsorted(self.sections, section))
         if row == len(self.sections) or self.sections[row] != section:
@@ -82,7 +82,7 @@ def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTyp
     """
     prog = reader.prog
     # include/linux/pageblock-flags.h. CONFIG_PAGE_BLOCK_MAX_ORDER of newer kernels may
-    # lower it; a dump does not record that.
+    # lower the order; a dump does not record that.
     order = min(pmd_order(prog), max_order)
     blocks = max(pages_per_section(prog) >> order, 1)
     bits, isolate = _bits(prog)
@@ -127,7 +127,8 @@ def _names(prog: drgn.Program) -> dict[int, str]:
 
 
 def _bits(prog: drgn.Program) -> tuple[int, int | None]:
-    """Return the number of bits of a page block, and the bit that marks isolation."""
+    """Return the number of bits of a page block, and the number of the bit that marks
+    isolation; ``None`` if isolation is a type."""
     try:
         enumerators = find_type(prog, "enum pageblock_bits").enumerators or ()
     except MissingError:
@@ -188,7 +189,7 @@ UNMOVABLE = _unmovable()
 
 
 class BlockRows(Struct):
-    """Page blocks, or the scanned parts of them, in pfn order; a row each."""
+    """Page blocks, or their scanned parts, as rows in pfn order."""
 
     numbers: npt.NDArray[np.int64]
     """First pfn divided by the pages of a block."""
@@ -197,7 +198,7 @@ class BlockRows(Struct):
     """Pages by class."""
 
     heads: npt.NDArray[np.int64]
-    """Pages that are not tails of compound pages."""
+    """Number of pages that are not tails of compound pages."""
 
     types: npt.NDArray[np.uint8]
     keys: npt.NDArray[np.int64]
@@ -227,7 +228,8 @@ class Blocks(Struct):
     """Pages in use in movable blocks."""
 
     having: Counts = field(default_factory=lambda: np.zeros(NCLASSES, np.int64))
-    """Blocked blocks by class of their unmovable pages; one may count several times."""
+    """Blocked blocks by class of their unmovable pages; a block counts once for each of
+    its classes."""
 
     alone: Counts = field(default_factory=lambda: np.zeros(NCLASSES, np.int64))
     """Blocked blocks whose unmovable pages are all of one class, by that class."""
@@ -250,7 +252,8 @@ class Blocks(Struct):
         state = np.full(len(counts), IS_BLOCKED)
         state[unmovable == 0] = IS_MOVABLE
         state[counts[:, PageClass.FREE_BUDDY] == self.size] = IS_FREE
-        # Compound pages are aligned to their size: the block is in a single one.
+        # Compound pages are aligned to their size: a block with at most one head is in
+        # a single compound page.
         state[heads <= 1] = IS_WHOLE
         state[present != self.size] = IS_PARTIAL
         self.states += np.bincount(state, minlength=STATES)
@@ -284,7 +287,7 @@ class Pieces(Struct):
     """Pages by class of each incomplete block, by number of the block."""
 
     heads: dict[int, int] = field(default_factory=dict)
-    """Pages that are not tails of each incomplete block."""
+    """Number of pages of each incomplete block that are not tails."""
 
     def add(self, rows: "BlockRows", block_pages: int) -> None:
         """
@@ -322,7 +325,7 @@ class Pieces(Struct):
         return total
 
 
-# --- Finds what keeps blocks of memory from being free (--frag).
+# --- Finds the pages that keep blocks of memory from being free (--frag).
 
 
 _GIB = 1 << 30
@@ -331,7 +334,8 @@ _MOST_KEPT = 64
 """Maximum number of blocks of the scan, 64 MiB each, to keep before summing up."""
 
 _BLOCKS, _MIXED, _POLLUTED = NCLASSES, NCLASSES + 1, NCLASSES + 2
-"""Columns of page blocks after those of the classes."""
+"""Columns after the columns of the classes: all page blocks; blocks with both movable
+and unmovable pages; blocks with unmovable pages."""
 
 
 class FragObserver(Struct):
@@ -340,10 +344,11 @@ class FragObserver(Struct):
     types: MigrateTypes
     sizes: tuple[Pieces, ...]
     free: dict[int, Counts] = field(default_factory=dict)
-    """Free blocks by order, by node and zone key."""
+    """Maps a node and zone key to the number of free blocks by order."""
 
     pageblocks: dict[int, Counts] = field(default_factory=dict)
-    """Sums of page blocks, shape ``(types, NCLASSES + 3)``, by node and zone key."""
+    """Maps a node and zone key to sums of page blocks, of the shape
+    ``(types, NCLASSES + 3)``."""
 
     _kept: list[BlockRows] = field(default_factory=list)
     """Rows not yet summed up: numpy is faster with many rows at once."""
@@ -529,7 +534,8 @@ def _block_size(blocks: Blocks, page_size: int) -> BlockSize:
 def unusable(blocks: tuple[int, ...], order: int) -> int | None:
     """Return the kernel's unusable free space index, in thousandths.
 
-    :param blocks: Free blocks by order.
+    :param blocks: Number of free blocks by order.
+    :return: ``None`` without free pages.
     """
     free = _pages(blocks)
     if not free:
@@ -552,5 +558,5 @@ def fragmentation(blocks: tuple[int, ...], order: int) -> int | None:
 
 
 def _pages(blocks: tuple[int, ...]) -> int:
-    """Count the pages in free blocks by order."""
+    """Return the number of pages in free blocks, given their numbers by order."""
     return sum(count << order for order, count in enumerate(blocks))

@@ -2,11 +2,11 @@
 
 """Finds the pages that variables of the kernel point to.
 
-These are hash tables that were made at boot (mm/mm_init.c, alloc_large_system_hash()),
-whose size is that of the table and not of a block: alloc_pages_exact() frees what is
-more. Tables that are larger than the largest block, or spread over nodes, are areas of
-vmalloc; those made before the page allocator are reserved memory. Besides, there are
-single pages, such as those of VMCOREINFO.
+These are single pages, such as those of VMCOREINFO, and hash tables that were allocated
+at boot (mm/mm_init.c, alloc_large_system_hash()). A table takes whole pages and not a
+whole block: alloc_pages_exact() frees the pages behind it. Tables that are larger than
+the largest block, or spread over nodes, are areas of vmalloc; tables allocated before
+the page allocator was set up are reserved memory.
 """
 
 from collections.abc import Iterator
@@ -49,19 +49,20 @@ _OF_STRUCTS = (
     ("udplite_table", "struct udp_table", "hash", "mask", 1),
     ("udplite_table", "struct udp_table", "hash2", "mask", 1),
 )
-"""Structures with pointers to tables: variable, type, pointer, the number of entries,
-and what is to be added to that."""
+"""Structures with pointers to tables: variable, type, member that points to the table,
+member with the number of entries or their mask, and the number to add to the latter."""
 
 _LOGGED = (("table_perturb", b"Table-perturb"),)
-"""Pointers to tables whose size no variable has, as it is a constant of the kernel's
-configuration, and what the log calls them."""
+"""Pointers to tables whose size is a constant of the kernel's configuration, not a
+variable, and the names of the tables in the kernel log."""
 
 _LOG_LINE = b" hash table entries: "
-"""Before "512 (order: 0, 4096 bytes, linear)" (mm/mm_init.c)."""
+"""Text between a table's name and "512 (order: 0, 4096 bytes, linear)" in the log
+(mm/mm_init.c)."""
 
 _LOG_SIZE = b" bytes, linear)"
 _LOG_ENTRY = 64
-"""Upper bound of the bytes of the latter."""
+"""Upper bound of the bytes from the number of entries to :data:`_LOG_SIZE`."""
 
 _MAX_LOG = 64 << 20
 
@@ -78,7 +79,7 @@ _ZERO_BYTES = 64 << 10
 
 
 def global_pages(reader: Reader, memmap: int, size: int, losses: LossLog) -> Pfns:
-    """Return the pfns of all pages.
+    """Return the pfns of all pages that these variables point to.
 
     :param memmap: Address of the struct page of pfn 0.
     :param size: Bytes of a ``struct page``.
@@ -103,8 +104,8 @@ def global_pages(reader: Reader, memmap: int, size: int, losses: LossLog) -> Pfn
             if not is_left_out(error):
                 losses.lose(Loss.GLOBALS, f"cannot read variables: {error}")
     with suppress(MissingError, *UNREADABLE):
-        # Not compound; "iomap: fix zero padding data issue in concurrent append writes"
-        # and what came after have a folio of zeros instead.
+        # These pages are no compound page. They are replaced by a folio of zeros since
+        # "iomap: use largest_zero_folio() in iomap_dio_zero()" (in v6.18).
         pointer = _word(reader, kernel_symbol(reader.prog, "zero_page"))
         first, rest = divmod(pointer - memmap, size)
         if pointer > memmap and not rest:
@@ -113,7 +114,7 @@ def global_pages(reader: Reader, memmap: int, size: int, losses: LossLog) -> Pfn
 
 
 _Found = Iterator[tuple[int, int]]
-"""Addresses of tables, and their bytes."""
+"""Yields the address and the bytes of each table."""
 
 
 def _tables(reader: Reader) -> _Found:
@@ -140,15 +141,16 @@ def _of_structs(reader: Reader) -> _Found:
 def _futexes(reader: Reader) -> _Found:
     """Yield the tables of waiters on futexes (kernel/futex/core.c).
 
-    Where only code has their address, they are not found: "futex: Use runtime constants
-    for __futex_hash() hot path" (after v7.1).
+    They are not found on kernels that keep their address only in code: "futex: Use
+    runtime constants for __futex_hash() hot path" (after v7.1).
     """
     prog = reader.prog
     data = kernel_symbol(prog, "__futex_data")
     size = drgn.sizeof(find_type(prog, "struct futex_hash_bucket"))
     first, second = reader.words(data, 2).tolist()
-    # The structure has no name, and takes long to find: {queues, hashsize}; or {mask,
-    # shift, queues[]}, for each node: "futex: Implement FUTEX2_NUMA" (in v6.16).
+    # The structure has no name and is slow to look up. It is {queues, hashsize}, or,
+    # since "futex: Implement FUTEX2_NUMA" (in v6.16), {mask, shift, queues[]} with a
+    # table for each node.
     if first >= KERNEL_HALF:
         yield first, size * second
         return
@@ -161,8 +163,8 @@ def _futexes(reader: Reader) -> _Found:
 def _timers(reader: Reader) -> _Found:
     """Yield the table of POSIX timers (kernel/time/posix-timers.c).
 
-    It is ``{buckets, mask, ...}`` since "posix-timers: Improve hash table performance"
-    (in v6.15), static before.
+    ``__timer_data`` is ``{buckets, mask, ...}`` since "posix-timers: Improve hash table
+    performance" (in v6.15); before, the table was static.
     """
     size = drgn.sizeof(find_type(reader.prog, "struct timer_hash_bucket"))
     data = kernel_symbol(reader.prog, "__timer_data")
@@ -170,7 +172,7 @@ def _timers(reader: Reader) -> _Found:
 
 
 def _logged(reader: Reader) -> _Found:
-    """Yield the tables whose size the log has, if it still does."""
+    """Yield the tables whose size is in the kernel log, unless it was overwritten."""
     prog = reader.prog
     pointers = {}
     for name, title in _LOGGED:
@@ -182,13 +184,14 @@ def _logged(reader: Reader) -> _Found:
     start = _word(reader, kernel_symbol(prog, "log_buf"))
     log = reader.read(start, min(length, _MAX_LOG))
     for title, pointer in pointers.items():
-        # Without regular expressions: to compile them takes longer than to search.
+        # No regular expression: compiling it would take longer than the search.
         _, found, rest = log.partition(title + _LOG_LINE)
         entry, is_linear, _ = rest[:_LOG_ENTRY].partition(_LOG_SIZE)
         digits = entry.rpartition(b" ")[2]
         if found and is_linear and digits.isdigit():
             address, size = _word(reader, pointer), int(digits)
-            # The log may have anybody's text: a block is aligned to its size.
+            # Programs may write the same text to the log. A real table is aligned to
+            # its size.
             if size & size - 1 == 0 and address % max(size, 1) == 0:
                 yield address, size
 

@@ -38,7 +38,7 @@ class MapPlace(Struct, frozen=True):
 
 
 class Cells(Struct, frozen=True, eq=False):
-    """Cells in pfn order, without those that have no struct pages."""
+    """Cells in pfn order; cells without struct pages are left out."""
 
     numbers: npt.NDArray[np.int64]
     """First pfn of each cell divided by the pages of a cell, ascending."""
@@ -100,13 +100,13 @@ class MemoryMap(Struct, frozen=True):
         return hash_but(self, "cells")
 
     def outline(self) -> Outline:
-        """Return the form in JSON, of no more than :data:`OUTLINE_CELLS` cells."""
+        """Return the map for JSON, with at most :data:`OUTLINE_CELLS` cells."""
         outlined = self.at_most(OUTLINE_CELLS)
         runs = tuple(_runs(outlined.cells))
         return Outline(outlined.cell_pages, self.section_pages, runs)
 
     def at_most(self, cells: int) -> "MemoryMap":
-        """Join cells until there are at most this many."""
+        """Return a map whose cells are joined until at most *cells* are left."""
         factor = 1
         while len(distinct(self.cells.numbers // factor)) > cells:
             factor *= 2
@@ -153,7 +153,7 @@ def _runs(cells: Cells) -> Iterator[PageRun]:
 
 
 MAX_CELLS = 1 << 16
-"""Maximum number of cells: 8 MiB, at 4 bytes for each of some 30 classes."""
+"""Maximum number of cells: 10 MiB, at 4 bytes for each of some 40 classes."""
 
 
 class _Run(Struct):
@@ -174,7 +174,7 @@ class MapObserver(Struct):
 
     cell_pages: int
     runs: list[_Run] = field(default_factory=list)
-    """Runs in pfn order; no cell is in two."""
+    """Runs in pfn order, which have no cell in common."""
 
     def observe(self, block: Block) -> None:
         first, skip = divmod(block.pfn, self.cell_pages)
@@ -204,7 +204,8 @@ class MapObserver(Struct):
 
 
 def cell_size(ranges: Sequence[MemmapRange]) -> int:
-    """Return the pages of a cell: the lowest power of two within :data:`MAX_CELLS`."""
+    """Return the pages of a cell: the lowest power of two with which there are no more
+    than :data:`MAX_CELLS` cells."""
     firsts = np.array([part.pfn for part in ranges], np.int64)
     lasts = np.array([part.pfn + part.pages - 1 for part in ranges], np.int64)
     cell_pages = 1

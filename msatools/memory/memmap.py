@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds the struct pages of the memmap, also of devices, and reads them in bulk."""
+"""Finds the struct pages of RAM and device memory, and reads them in bulk."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -50,7 +50,7 @@ class _Source(NamedTuple):
 
     @property
     def page(self) -> int:
-        """Size of a page."""
+        """Size of a page, in bytes."""
         return self.pages.page_size
 
 
@@ -89,7 +89,7 @@ class BulkReader:
             self._source = None
             return read_by_drgn(address, size, granule)
         present = int(np.count_nonzero(found.states == HERE))
-        # Counted as one read, as from an uncompressed dump.
+        # All pages count as one read, as they do in an uncompressed dump.
         self._reader.reads += bool(present)
         self._reader.bytes += present * page_size
         if present == len(frames):
@@ -97,7 +97,7 @@ class BulkReader:
         return found.data, self._fill(address, found)
 
     def _fill(self, address: int, found: PageData) -> list[Gap]:
-        """Read the missing pages by drgn; return the remaining gaps."""
+        """Read the pages that are left to drgn; return the remaining gaps."""
         page_size = found.page_size
         gaps = [
             Gap(index * page_size, page_size, "unreadable")
@@ -145,15 +145,15 @@ def _find_source(prog: Program) -> _Source | None:
 
 # --- Memory of devices that has struct pages (mm/memremap.c, struct dev_pagemap).
 #
-# Called for the ranges of the memmap: what is a device's is told by its pagemap, not by
-# a struct page, because the first ones of a namespace may never have been initialised.
+# A device's range of the memmap is recognized by the pagemap, not by its struct pages:
+# the first ones of a namespace may never have been initialised.
 
 
 _ALTMAP_VALID = 1
 """PGMAP_ALTMAP_VALID (include/linux/memremap.h)."""
 
 _MOST = 1 << 12
-"""Upper bound of the number of pagemaps, and of the ranges of one."""
+"""Upper bound of the number of pagemaps, and of the ranges of a pagemap."""
 
 
 class DeviceRange(NamedTuple):
@@ -162,8 +162,8 @@ class DeviceRange(NamedTuple):
     pfn: int
     end: int
     first_set: int
-    """First page whose struct page is initialised: the struct pages may lie on the
-    device itself, and those that describe where they lie are left as they were
+    """First page whose struct page is initialised. A device may hold its own struct
+    pages; the pages that hold them have no initialised struct pages
     (memmap_init_zone_device())."""
 
 
@@ -196,7 +196,7 @@ def device_ranges(reader: Reader, losses: LossLog) -> list[DeviceRange] | None:
 
 
 def _ranges(pagemap: drgn.Object, shift: int) -> list[DeviceRange]:
-    """Return the ranges of one pagemap; only the first can describe itself."""
+    """Return the ranges of one pagemap; only the first can hold its struct pages."""
     altmap = pagemap.altmap
     has_altmap = int(pagemap.flags) & _ALTMAP_VALID
     found = []
@@ -217,9 +217,11 @@ def _ranges(pagemap: drgn.Object, shift: int) -> list[DeviceRange]:
 def pieces(
     first: int, count: int, devices: list[DeviceRange]
 ) -> list[tuple[int, int, DeviceRange | None]]:
-    """Split a run of pages where devices begin, end, or begin to be initialised.
+    """Split a run of pages before the first and the first initialised page of devices,
+    and after their last page.
 
-    :return: First page, number of pages, and the device of each piece.
+    :return: First page and number of pages of each piece, and its device; ``None`` if
+        it is not a device's.
     """
     end = first + count
     cuts = {first, end}
@@ -270,8 +272,8 @@ class MemmapRange(NamedTuple):
     """Address of the first struct page."""
 
     instead: int = 0
-    """Address of the struct page that stands for each of these, which were never
-    initialised; 0 if they were."""
+    """Address of the struct page that is read in place of each of these, which were
+    never initialised; 0 if they were."""
 
     def address_end(self, size: int) -> int:
         """Return the address after the last struct page of *size* bytes."""
@@ -294,7 +296,7 @@ def memmap_ranges(
     Return the ranges of all struct pages, in pfn order.
 
     The table of sections is at the end of memory, which a truncated dump lacks. Then
-    the sections are those that have a readable struct page; none if none is left.
+    the sections with a readable struct page are returned, which may be none.
 
     :raises MissingError: if the kernel has no memory sections (no SPARSEMEM)
     """
@@ -334,12 +336,13 @@ def _listed_ranges(
         early = bool(memmap & flags.early)
         runs = [(0, pages)]
         if usage_size and not early:
-            # Linux kernel commit f46edbd1b151 ("mm/sparsemem: add helpers track
-            # active portions of a section at boot") (in v5.3).
+            # A section may be present in part since Linux kernel commit f46edbd1b151
+            # ("mm/sparsemem: add helpers track active portions of a section at boot")
+            # (in v5.3).
             with suppress(*UNREADABLE):
                 bitmap = reader.read(usage + subsection_map, usage_size)
                 runs = _runs(bitmap, pages, subsection)
-        # section_mem_map is encoded relative to pfn 0.
+        # Without its flags, section_mem_map is the address of the struct page of pfn 0.
         base = memmap & flags.memmap_mask
         for first, count in runs:
             for pfn, length, device in pieces(nr * pages + first, count, devices or []):
@@ -474,7 +477,7 @@ def _section_roots(reader: Reader, count: int) -> list[int]:
 
 
 def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
-    """Return size and offset of the subsection bitmap; 0 if there is none."""
+    """Return the size and offset of the subsection bitmap, in bytes; 0 if missing."""
     try:
         member = member_of(
             find_type(prog, "struct mem_section_usage"), "subsection_map"
@@ -538,7 +541,7 @@ def read_chunks(
 def repeated(
     reader: Reader, address: int, size: int, count: int
 ) -> tuple[bytes, list[Gap]]:
-    """Return one struct page as often as wanted; a gap if it cannot be read."""
+    """Return *count* copies of a struct page of *size* bytes; a gap if unreadable."""
     try:
         return reader.read(address, size) * count, []
     except UNREADABLE as error:

@@ -169,14 +169,14 @@ def collect_memstat(
         for each CPU on a dump, or fewer where more would not be faster, and one on a
         running kernel. QMP allows only one.
     :param unattributed: Whether to list the pages that no owner explains.
-    :param leaks: Whether to list what modules have.
-    :param frag: Whether to report what keeps blocks of memory from being free.
+    :param leaks: Whether to list the memory that modules own.
+    :param frag: Whether to report the pages that keep blocks of memory from being free.
     :param memory_map: Whether to make a map of memory.
     :param verbose: Whether to list the callers of vmalloc, and slab caches without
         slabs.
     :param read_all: Whether to read the struct pages inside large free blocks of a
-        whole dump, too, which cannot have another class unless they are damaged.
-    :param progress: Called now and then with pages done and pages in all.
+        complete dump, too: they are free pages, unless damaged.
+    :param progress: Called repeatedly with the pages done and the number of all pages.
     :raises MissingError: if the types lack what describes physical memory
     :raises TargetError: if the program is not a kernel, or has no types
     :raises ValueError: if several workers are requested over QMP
@@ -284,7 +284,7 @@ def collect_memstat(
     )
 
 
-# What follows is in few reports, and takes 10 ms to import.
+# Few reports need the modules that these functions import, which takes 10 ms.
 
 
 def _views(names: Iterable[str], context: ScanContext) -> "dict[str, View]":
@@ -446,14 +446,14 @@ def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, s
 class MemstatSession(Session[MemstatReport]):
     """A run of reports on one kernel.
 
-    :param collect: Returns a report of where the memory is now.
+    :param collect: Returns a report of the present use of memory.
     """
 
     def __init__(self, collect: Callable[[Progress], MemstatReport]) -> None:
         self._collect = collect
 
     def report(self, progress: Progress) -> MemstatReport:
-        """Return a report of where the memory is now."""
+        """Return a report of the present use of memory."""
         return self._collect(progress)
 
     def delta(self, previous: MemstatReport, current: MemstatReport) -> MemstatReport:

@@ -23,11 +23,11 @@ class ScanChanges(Struct, frozen=True):
     """Changes to pages of a running kernel while their struct pages were read."""
 
     allocated_pages: int | None
-    """Pages that the kernel allocated meanwhile, by its own count, including those for
-    msatools itself; ``None`` if it does not count them."""
+    """Pages that the kernel allocated during the scan, by its own count, including
+    pages for msatools itself; ``None`` if the kernel does not count them."""
 
     freed_pages: int | None
-    """Pages that the kernel freed meanwhile; ``None`` if it does not count them."""
+    """Pages that the kernel freed during the scan; ``None`` if not counted."""
 
     reread_pages: int
     """Randomly chosen struct pages that were read again after the scan."""
@@ -117,7 +117,8 @@ class Needed(Struct, frozen=True):
     """Number of blocked blocks by their number of unmovable pages."""
 
     pages: int
-    """Upper bound of their unmovable pages; the lower bound is half, exclusive."""
+    """Upper bound of a block's unmovable pages; the lower bound is half of it,
+    exclusive."""
 
     blocks: int
 
@@ -175,7 +176,7 @@ class PageWord(Struct, frozen=True):
     """A pointer or text in the contents of pages."""
 
     kind: str
-    """``module``, ``symbol`` or ``slab`` for a pointer into it; ``text``."""
+    """``module``, ``symbol`` or ``slab`` for a pointer into one; or ``text``."""
 
     name: str
     """The symbol and the offset from it; the slab cache; the text."""
@@ -192,7 +193,7 @@ class Allocator(Struct, frozen=True):
 
     pid: int
     comm: str | None
-    """Name at that time; ``None`` before 5.18."""
+    """Name of the thread when it allocated; ``None`` before 5.18."""
 
     blocks: int
     pages: int
@@ -206,8 +207,8 @@ class UnattributedGroup(Struct, frozen=True):
     it, where a driver's own compound page looks the same."""
 
     order: int | None
-    """Order of the allocation, guessed unless compound or with page_owner; ``None`` if
-    not a block."""
+    """Order of the allocation; a guess unless the page is compound or the kernel has
+    page_owner. ``None`` if the pages are no block."""
 
     pages: int
     """Pages of the blocks; all groups of a class sum to the class."""
@@ -217,15 +218,15 @@ class UnattributedGroup(Struct, frozen=True):
     """Number of runs of consecutive pages that the blocks form."""
 
     node: int | None
-    """``None`` if the blocks of one stack are on several."""
+    """``None`` if the blocks, which have the same stack, are on several nodes."""
 
     refcount: int | None
     """Reference count of the first page of each block; ``None`` if it differs."""
 
     content: str
-    """Contents of the first page of each block, with page_owner of most: pointers into
-    a ``module``, to a ``symbol`` of the kernel, into a ``slab`` cache; ``text``,
-    ``data``, ``zeros``, ``not in the dump``, ``not looked into``.
+    """Contents of the first page of each block (with page_owner, of most blocks):
+    pointers into a ``module``, to a ``symbol`` of the kernel, into a ``slab`` cache;
+    ``text``, ``data``, ``zeros``, ``not in the dump``, ``not looked into``.
     """
 
     owner: str | None
@@ -236,11 +237,11 @@ class UnattributedGroup(Struct, frozen=True):
     """Page frame numbers of some blocks."""
 
     words: tuple[PageWord, ...]
-    """The most frequent words."""
+    """The most frequent pointers and texts in these pages."""
 
     stack: tuple[str, ...] | None
-    """Stack trace of the allocation, innermost first; ``None`` without page_owner, as
-    all that follows."""
+    """Stack trace of the allocation, innermost function first. This and the fields
+    below are ``None`` without page_owner."""
 
     gfp_mask: int | None = None
     gfp_names: tuple[str, ...] | None = None
@@ -255,7 +256,7 @@ class UnattributedGroup(Struct, frozen=True):
 
 
 NO_OWNER = "-"
-"""Key of the group of pages without an owner; its name is the reason."""
+"""Key of the group of pages without an owner; the group's name is the reason."""
 
 REST = "-rest"
 """Key of the group of all owners that are too small to be listed."""
@@ -302,7 +303,7 @@ class ProcessGroup(PageGroup, frozen=True, kw_only=True):
     """``Rss``, without hugetlb."""
 
     pss_bytes: int | None
-    """``Pss``, without hugetlb: each page by the kernel's own count of mappings."""
+    """``Pss``, without hugetlb: each page is divided by the kernel's mapcount."""
 
     anon_pages: int | None
     """``Anonymous``."""
@@ -317,8 +318,8 @@ class ProcessGroup(PageGroup, frozen=True, kw_only=True):
     """``VmSwap`` of /proc/PID/status, without shared memory."""
 
     page_table_bytes: int | None = None
-    """``VmPTE`` of /proc/PID/status: page tables, without those of the two highest of
-    five levels. The pages themselves are in ``pages`` and ``classes``."""
+    """``VmPTE`` of /proc/PID/status: page tables, without the two highest of five
+    levels. The pages of all tables are in ``pages`` and ``classes``."""
 
 
 class FileGroup(PageGroup, frozen=True):
@@ -377,7 +378,7 @@ class PinningFile(Struct, frozen=True):
 
 
 class CgroupGroup(PageGroup, frozen=True):
-    """The pages charged to one control group itself, not to those below it."""
+    """The pages charged to one control group itself, not to groups below it."""
 
     dying: bool | None = None
     """Whether it was removed but is kept while memory is charged to it."""
@@ -387,8 +388,8 @@ class CgroupGroup(PageGroup, frozen=True):
     below it."""
 
     charged_pages: Annotated[int | None, DETAIL] = None
-    """Pages that its counter has (``memory.current`` without the groups below it): also
-    objects of slabs, per-CPU memory and sockets, and what CPUs charged ahead."""
+    """Pages in its counter (``memory.current`` without the groups below it), including
+    slab objects, per-CPU memory, sockets, and pages that CPUs charged in advance."""
 
     slab_bytes: int | None = None
     """Bytes of objects in slabs that are charged to it (``slab`` of ``memory.stat``
@@ -396,7 +397,8 @@ class CgroupGroup(PageGroup, frozen=True):
     objects are charged to the parent: they do not keep the group."""
 
     percpu_bytes: int | None = None
-    """Bytes of per-CPU memory that are charged to it (``percpu``), likewise."""
+    """Bytes of per-CPU memory that are charged to it (``percpu`` of ``memory.stat``
+    without the groups below it); unknown for the same groups as ``slab_bytes``."""
 
     pinned_by: Annotated[tuple[PinningFile, ...] | None, DETAIL] = None
     """Files with the most page cache charged to a dying group."""
@@ -415,7 +417,7 @@ class SlabGroup(PageGroup, frozen=True):
     """Objects allocated and free."""
 
     objects_in_use: int | None = None
-    """Allocated objects, without those on per-CPU free lists, which the kernel's own
+    """Allocated objects, without objects on per-CPU free lists, which the kernel's own
     counts include."""
 
     bytes_each: int | None = None
@@ -425,14 +427,15 @@ class SlabGroup(PageGroup, frozen=True):
     """Names of other caches that were merged with this one."""
 
     module: str | None = None
-    """The module that at least half of the objects point into, of a sample of a large
-    general cache (kmalloc): those of a driver, also if it leaks them."""
+    """The module that at least half of the sampled objects of a large general cache
+    (kmalloc) point into: usually the driver that allocated them, or leaks them."""
 
     module_share: Annotated[float | None, DETAIL] = None
-    """Share of the objects looked at that point to one place of it."""
+    """Share of the sampled objects that point to the module's most frequent target."""
 
     words: Annotated[tuple[PageWord, ...] | None, DETAIL] = None
-    """The places that they point to most; ``None`` if they were not looked at."""
+    """The most frequent targets of pointers in the sampled objects; ``None`` if no
+    objects were sampled."""
 
     kmem_cache: Annotated[Address | None, DETAIL] = None
 
@@ -446,7 +449,7 @@ class VmallocGroup(PageGroup, frozen=True):
 
 
 class BufferHolder(Struct, frozen=True):
-    """A process that keeps a dma-buf."""
+    """A process that has a dma-buf open or mapped."""
 
     pid: int
     comm: str
@@ -465,16 +468,16 @@ class DmaBufGroup(PageGroup, frozen=True):
     """
 
     exporter: str | None = None
-    """Who made it: ``system``, ``udmabuf``, or a driver."""
+    """Its exporter: ``system``, ``udmabuf``, or a driver."""
 
     size_bytes: int | None = None
     references: int | None = None
     """References to its file, by open files, mappings and devices."""
 
     holders: tuple[BufferHolder, ...] | None = None
-    """Processes that have it open or mapped, at most 64; null where it is no buffer.
-    Those of devices, and of descriptors in flight, are not found: see the references.
-    """
+    """Processes that have it open or mapped, at most 64; null for the pages that are in
+    no dma-buf. Devices, and descriptors in flight through sockets, are not listed, but
+    included in ``references``."""
 
     label: Annotated[str | None, DETAIL] = None
     """The name that a program gave it (DMA_BUF_SET_NAME)."""
@@ -513,7 +516,7 @@ def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
 
 
 def unique_keys(groups: Iterable[PageGroup]) -> list[PageGroup]:
-    """Number groups that share a key, as in a damaged dump."""
+    """Append ``#2``, ``#3``, ... to repeated keys, which occur in damaged dumps."""
     seen: Counter[str] = Counter()
     unique = []
     for group in groups:
@@ -574,87 +577,87 @@ def _outline(memory: "MemoryMap") -> "Outline":
 
 
 def _group_types() -> Mapping[str, type[PageGroup]]:
-    # They import numpy.
+    # Imported here, as it needs numpy.
     from msatools.memory.diff import GROUPS
 
     return GROUPS
 
 
 class Leak(Struct, frozen=True, kw_only=True):
-    """Memory of one kind that one module has: leaked, or in use."""
+    """Memory of one kind that one module owns: leaked, or in use."""
 
     cache: Annotated[str | None, ADDED] = None
-    """The slab cache of the objects; else :attr:`area` or :attr:`order` says what they
-    are, or they are pages that are no block."""
+    """Slab cache of the objects. Without it, :attr:`area` is set for vmalloc areas and
+    :attr:`order` for blocks; with none of the three, the pages are no block."""
 
     area: Annotated[str | None, ADDED] = None
-    """The function that allocated the areas of vmalloc."""
+    """Function that allocated the vmalloc areas."""
 
     order: Annotated[int | None, ADDED] = None
-    """The order of blocks of pages."""
+    """Order of the blocks of pages."""
 
     objects: int | None
     """Objects in use, areas or blocks; ``None`` if unknown."""
 
     bytes: int
-    """Memory that they take, with what is free beside them."""
+    """Memory of these objects, including free objects in their slabs."""
 
     holds: tuple[str, ...] = ()
-    """What most of them point to, by a sample."""
+    """Most frequent targets of pointers in the sampled objects."""
 
     module: str
-    """Name of the module. With ``? (unloaded)`` behind it, no module is any longer
-    where the pointers lead, and this is the module that was unloaded last."""
+    """Name of the module. Followed by ``? (unloaded)``, it is the module that was
+    unloaded last, and the pointers lead to addresses where no module is loaded."""
 
     confidence: Literal["exact", "likely", "evidence"]
-    """How it is known: by the area's own record; by pointers in nine of ten objects of
-    a sample; by pointers in most."""
+    """How the module was found: ``exact`` by the area's own record; ``likely`` by
+    pointers in nine of ten sampled objects; ``evidence`` by pointers in most."""
 
 
 class SwapDevice(Struct, frozen=True, kw_only=True):
     """A device or file of swap, as in /proc/swaps."""
 
     name: str
-    """Its path; empty if unreadable."""
+    """Path of the device or file; empty if unreadable."""
 
     pages: int
-    """Pages that it has for swap."""
+    """Size of its swap space, in pages."""
 
     used: int
-    """Pages of it that are in use."""
+    """Number of its pages in use."""
 
 
 class Zswap(Struct, frozen=True, kw_only=True):
     """Pages on swap whose contents are kept in memory, compressed (mm/zswap.c)."""
 
     stored_pages: int
-    """Pages that it has."""
+    """Number of pages stored in zswap."""
 
     pool_bytes: int | None
-    """Memory of its pools; ``None`` with an allocator that is not zsmalloc (until
-    v6.17), or in the pool of a module."""
+    """Memory of the pools of zswap; ``None`` if their allocator is not zsmalloc (until
+    v6.17), or its types are unknown."""
 
     ratio: float | None
-    """Size of what is stored by that of the pools."""
+    """Uncompressed size of the stored pages divided by ``pool_bytes``."""
 
 
 class Zram(Struct, frozen=True, kw_only=True):
-    """What zram devices that are used for swap have in memory, compressed.
+    """Compressed pages of all zram devices that are used for swap.
 
-    As in ``mm_stat`` of each device (drivers/block/zram/zram_drv.c).
+    The numbers are sums of ``mm_stat`` of the devices (drivers/block/zram/zram_drv.c).
     """
 
     stored_pages: int
-    """Pages written to them, their headers as well."""
+    """Number of pages written to the devices, including the swap headers."""
 
     compressed_bytes: int
-    """Size of the contents, compressed."""
+    """Compressed size of these pages."""
 
     pool_bytes: int | None
-    """Memory of their pools; ``None`` if unknown."""
+    """Memory of the devices' pools; ``None`` if unknown."""
 
     ratio: float | None
-    """Size of what is stored by that of the pools."""
+    """Uncompressed size of the stored pages divided by ``pool_bytes``."""
 
 
 class SwapUse(Struct, frozen=True, kw_only=True):
@@ -668,10 +671,10 @@ class SwapUse(Struct, frozen=True, kw_only=True):
     """SwapFree of /proc/meminfo."""
 
     cached_pages: int | None
-    """Pages in the swap cache: in memory as well."""
+    """Pages in the swap cache, which are both on swap and in memory."""
 
     anon_pages: int | None
-    """Pages on swap of anonymous memory: all but those of files."""
+    """Anonymous pages on swap: all except ``shmem_pages``."""
 
     shmem_pages: int | None
     """Pages on swap of tmpfs and shared memory."""
@@ -680,7 +683,7 @@ class SwapUse(Struct, frozen=True, kw_only=True):
     """``None`` without zswap."""
 
     zram: Zram | None
-    """``None`` if no device of swap is one of zram, or if its types are unknown."""
+    """``None`` if no swap device is a zram device, or if the types are unknown."""
 
 
 class MemstatReport(Report, frozen=True, kw_only=True):
@@ -701,13 +704,13 @@ class MemstatReport(Report, frozen=True, kw_only=True):
     """Pages of RAM in the machine: the sum of the zones' present_pages."""
 
     swap_pages: int | None = None
-    """Of all swap devices and files; ``None`` if unknown, or without CONFIG_SWAP."""
+    """Pages of all swap devices; ``None`` if unknown, or with CONFIG_SWAP=n."""
 
     swap_free_pages: int | None = None
-    """Those of them that are free; CPUs may have kept further ones for themselves."""
+    """Free pages of all swap devices, without pages that CPUs reserved."""
 
     swap: Annotated[SwapUse | None, ADDED] = None
-    """Swap as a whole; ``None`` if unknown, or without CONFIG_SWAP."""
+    """Swap as a whole; ``None`` if unknown, or with CONFIG_SWAP=n."""
 
     by: Annotated[
         Mapping[str, tuple[PageGroup, ...]] | None, ADDED, Mark("groups", _group_types)
@@ -718,7 +721,7 @@ class MemstatReport(Report, frozen=True, kw_only=True):
     sections: Annotated[tuple[Section, ...] | None, ADDED] = None
     vmalloc: Annotated[tuple[VmallocCaller, ...] | None, ADDED] = None
     leaks: Annotated[tuple[Leak, ...] | None, ADDED] = None
-    """What modules have, the most first; on request (``--leaks``)."""
+    """Memory that modules own, the largest first; ``None`` without ``--leaks``."""
 
     scan_ns: int | None = None
     """Time to read and classify the struct pages, on the clock of this process."""

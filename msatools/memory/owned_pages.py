@@ -53,13 +53,13 @@ NO_PFNS: Pfns = np.empty(0, np.uint64)
 
 
 _DIRECT_PAGES = "msatools.direct pages"
-"""Key of the program's cache."""
+"""Key in the program's cache."""
 
 
 def direct_pfns(prog: drgn.Program, addresses: Addresses | Sequence[int]) -> Pfns:
     """Return the pfns of addresses in the direct map; others are left out."""
     words = np.asarray(addresses, np.uint64)
-    # drgn takes 50 us for them, and there are dozens of calls.
+    # drgn takes 50 us to find these numbers, and there are dozens of calls.
     known: tuple[np.uint64, ...] | None = prog.cache.get(_DIRECT_PAGES)
     if known is None:
         shift = find_variable(prog, "PAGE_SHIFT").value_()
@@ -79,9 +79,11 @@ def pages_of_blocks(
 ) -> Pfns:
     """Return all pages of blocks of ``1 << order`` pages.
 
-    Blocks of absurd orders, and what is more than memory holds, are lost.
+    Blocks of impossible orders, or that exceed all memory, are left out and counted.
 
-    :param loss: The loss to count, once for each block.
+    :param pfns: First page of each block.
+    :param orders: Order of each block.
+    :param loss: The loss to count for each block that is left out.
     """
     parts = [NO_PFNS]
     left, lost = reader.most(_page_size(reader)), 0
@@ -101,7 +103,7 @@ def _page_size(reader: Reader) -> int:
 
 
 def heads_of(reader: Reader, layout: PageLayout, pfns: Pfns) -> Pfns:
-    """Return the heads of the compound pages that some pages are tails of."""
+    """Return the pfns of the heads of the tail pages in *pfns*."""
     base, size = np.uint64(vmemmap_base(reader.prog)), np.uint64(layout.size)
     pages = base + pfns * size
     words, _ = reader.words_near(pages + np.uint64(layout.compound_head))
@@ -113,7 +115,7 @@ def heads_of(reader: Reader, layout: PageLayout, pfns: Pfns) -> Pfns:
 
 
 def driver_type(prog: drgn.Program, name: str, module: str) -> drgn.Type:
-    """Return a structure of a driver, which is built in or a module.
+    """Return the type of a structure of a driver, which is built in or a module.
 
     :raises MissingError: if the kernel has no such driver
     """
@@ -125,8 +127,8 @@ def driver_type(prog: drgn.Program, name: str, module: str) -> drgn.Type:
 
 # --- Finds the pages that the kernel's memory pools keep in reserve.
 #
-# These are pools of single blocks (mm/mempool.c), and those that DMA memory is taken
-# from where nobody may sleep (kernel/dma/pool.c).
+# These are pools of single blocks (mm/mempool.c), and pools from which atomic context
+# allocates DMA memory (kernel/dma/pool.c).
 
 
 _POOLS = (
@@ -158,8 +160,8 @@ def mempool_pages(reader: Reader, losses: LossLog) -> Pfns:
 
 
 def _dma_pools(reader: Reader, losses: LossLog) -> Iterator[Pfns]:
-    """Yield the pages of each chunk of the pools; where chunks are mapped anew, they
-    are areas of vmalloc."""
+    """Yield the pages of each chunk of the DMA pools; chunks that are not in the direct
+    map are areas of vmalloc and left out."""
     prog = reader.prog
     page = _page_size(reader)
     left = reader.most(page)
@@ -197,7 +199,7 @@ def _dma_pools(reader: Reader, losses: LossLog) -> Iterator[Pfns]:
 
 def _pool(variable: drgn.Object) -> int:
     """Return the address of a ``struct gen_pool``; 0 if it is not set up."""
-    # A structure with the pointer since v7.3.
+    # The variable is a structure that has the pointer since v7.3.
     if variable.type_.kind == drgn.TypeKind.STRUCT:
         variable = variable.pool
     return int(variable.value_())
@@ -213,7 +215,7 @@ def _reserve(reader: Reader, pool: drgn.Object, losses: LossLog) -> Pfns:
         if pool.alloc.value_() != kernel_symbol(prog, "mempool_alloc_pages"):
             return NO_PFNS
     except UNREADABLE as error:
-        # Most dumps leave out pages of zeros: nothing in it is set up.
+        # Most dumps leave out pages of zeros: a pool in such a page is not set up.
         if fault_reason(error) == "excluded":
             return NO_PFNS
         raise
@@ -232,13 +234,13 @@ def _reserve(reader: Reader, pool: drgn.Object, losses: LossLog) -> Pfns:
 
 # --- Finds the pages of rings that the kernel shares with programs.
 #
-# These are of perf events (kernel/events/ring_buffer.c), of io_uring
+# These are the rings of perf events (kernel/events/ring_buffer.c), of io_uring
 # (io_uring/memmap.c) and of sockets that capture packets (net/packet/af_packet.c). A
-# program may close the file and keep the mapping: so rings are found by the open files,
-# and by what the kernel keeps of each process and of each network namespace. Not found
-# is a ring without an open file that another thread than the leader made, or a process
-# that has exited. Rings that are mapped anew (vmap, BPF's ring buffers) are areas of
-# vmalloc, and found there.
+# program may close the file and keep the mapping. So rings are found by the open files,
+# by the lists of each thread group leader, and by the lists of each network namespace.
+# A ring without an open file is not found if a thread other than the leader made it, or
+# a process that has exited. Rings that are mapped by vmap(), such as BPF's, are found
+# as areas of vmalloc.
 
 
 _MAX_PAGES = 1 << 20
@@ -251,7 +253,7 @@ program."""
 
 
 def ring_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
-    """Return the pfns of all rings; of a compound page its head, or all pages."""
+    """Return the pfns of all rings; of a compound page, only the head or all pages."""
     parts = [NO_PFNS]
     for find in (_perf, _io_uring, _packets):
         try:
@@ -262,12 +264,12 @@ def ring_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
 
 
 def _perf(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
-    """Return the pages of perf's rings: what the event says, and data."""
+    """Return the pages of perf's rings: the user page, data pages and AUX pages."""
     prog = reader.prog
     lists = processes(reader, losses).perf_events
     lists = lists[lists != 0]
     open_ = files.private_data(("perf_fops",))
-    # Types are asked for where there is something: most machines have no ring.
+    # Types are looked up only if needed: most machines have no such ring.
     if not len(lists) and not len(open_):
         return NO_PFNS
     event, buffer = find_type(prog, "struct perf_event"), "struct perf_buffer"
@@ -304,7 +306,7 @@ def _perf(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
 
 
 def _io_uring(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
-    """Return the first page of each queue; if compound, the others follow."""
+    """Return the first page of each queue; tails get the class of their head later."""
     prog = reader.prog
     open_ = files.private_data(("io_uring_fops",))
     contexts = distinct(np.concatenate([open_, *_used_contexts(reader, losses)]))
@@ -323,14 +325,14 @@ def _io_uring(reader: Reader, files: OpenFiles, losses: LossLog) -> Pfns:
 
 
 def _used_contexts(reader: Reader, losses: LossLog) -> Iterator[Addresses]:
-    """Yield the rings that processes have used, by process."""
+    """Yield, for each process, the ``struct io_ring_ctx`` that it has used."""
     tasks = processes(reader, losses).io_uring
     tasks = tasks[tasks != 0]
     if not len(tasks):
         return
     with suppress(MissingError):
         trees = member_of(find_type(reader.prog, "struct io_uring_task"), "xa").offset
-        # In older kernels an entry is the file itself.
+        # Older kernels lack this type: an entry is the file itself.
         node = find_type(reader.prog, "struct io_tctx_node")
         offset = member_of(node, "ctx").offset
         for task in tasks.tolist():
@@ -373,7 +375,7 @@ def _captures(reader: Reader, losses: LossLog) -> Iterator[int]:
 
 
 def _packet_ring(reader: Reader, ring: drgn.Object, losses: LossLog) -> Pfns:
-    """Return the pages of a ring's blocks; those of vmalloc are areas of it."""
+    """Return the pages of a ring's blocks, except those that vmalloc() allocated."""
     count, order = int(ring.pg_vec_len), int(ring.pg_vec_order)
     if not ring.pg_vec or not count:
         return NO_PFNS
@@ -387,7 +389,7 @@ def _packet_ring(reader: Reader, ring: drgn.Object, losses: LossLog) -> Pfns:
 def _members(
     reader: Reader, addresses: Addresses, offset: int, losses: LossLog
 ) -> Addresses:
-    """Read the pointer at an offset of each of some structures."""
+    """Read the pointer at *offset* in each structure; unreadable ones are left out."""
     records, readable = reader.read_records(addresses + np.uint64(offset), 8)
     losses.lose(Loss.RINGS, count=int(np.count_nonzero(~readable)))
     return column(records, 0)[readable]
@@ -395,8 +397,8 @@ def _members(
 
 # --- Finds the pages of the kernel's own tracing.
 #
-# These are ftrace's records of functions (kernel/trace/ftrace.c), the names of tasks
-# (kernel/trace/trace_sched_switch.c) and the trace buffers of each CPU
+# These are ftrace's records of functions (kernel/trace/ftrace.c), the saved names of
+# tasks (kernel/trace/trace_sched_switch.c) and the trace buffers of each CPU
 # (kernel/trace/ring_buffer.c).
 
 
@@ -410,7 +412,7 @@ _FLAGS = 3
 """Bits of ``next`` in a list of a buffer's pages (RB_FLAG_MASK)."""
 
 _NAME_BYTES = 16 + 4
-"""Of a task in the saved names: TASK_COMM_LEN and its number
+"""Bytes of each entry of the saved names: the task's name (TASK_COMM_LEN) and its PID
 (SAVED_CMDLINE_MAP_ELEMENT_SIZE)."""
 
 
@@ -436,8 +438,8 @@ def _records(reader: Reader, losses: LossLog) -> Pfns:
     following, records = (offset_of(type_, name) for name in ("next", "records"))
     page = int(find_variable(prog, "PAGE_SIZE").value_())
     size = drgn.sizeof(type_)
-    # The order since "ftrace: Store the order of pages allocated in ftrace_page" (in
-    # v5.13); before, the number of records that fit.
+    # A group has its order since "ftrace: Store the order of pages allocated in
+    # ftrace_page" (in v5.13); before, the number of records that fit.
     has_order = type_.has_member("order")
     length = member_of(type_, "order" if has_order else "size").offset
     each = drgn.sizeof(find_type(prog, "struct dyn_ftrace"))
@@ -465,15 +467,15 @@ def _records(reader: Reader, losses: LossLog) -> Pfns:
 
 
 def _order(size: int, page: int) -> int:
-    """Return the order of the smallest block of pages with so many bytes."""
+    """Return the order of the smallest block that has *size* bytes."""
     return (max(-(-size // page), 1) - 1).bit_length()
 
 
 def _saved_names(reader: Reader, losses: LossLog) -> Pfns:
     """Return the block with the names of traced tasks.
 
-    One allocation since 0b18c852cc6f ("tracing: Have saved_cmdlines arrays all in one
-    allocation") (in v6.8); before, objects of slab.
+    They are one block since 0b18c852cc6f ("tracing: Have saved_cmdlines arrays all in
+    one allocation") (in v6.8); before, they were slab objects, which are left out.
     """
     prog = reader.prog
     type_ = find_type(prog, "struct saved_cmdlines_buffer")
@@ -509,7 +511,7 @@ def _buffers(reader: Reader, losses: LossLog) -> Pfns:
                 buffer = array.member_(name).buffer
                 if not buffer:
                     continue
-                # By its name: the pointer of 5.10's BTF is to a declaration alone.
+                # The type is found by name: 5.10's BTF only has a declaration here.
                 buffer = drgn.Object(prog, buffer_type, address=int(buffer))
                 addresses = [a for a in _of_buffer(reader, buffer, losses) if a]
                 # "ring-buffer: Set new size of the ring buffer sub page" (in v6.8)
@@ -539,7 +541,7 @@ def _temporary(reader: Reader, losses: LossLog) -> Pfns:
 
 def _of_buffer(reader: Reader, buffer: drgn.Object, losses: LossLog) -> Iterator[int]:
     """Yield the addresses of the pages of all CPUs' parts of a trace buffer."""
-    # An array of nr_cpu_ids pointers.
+    # ``buffers`` is an array of nr_cpu_ids pointers.
     cpus = max(possible_cpus(reader.prog, losses), default=-1) + 1
     type_ = find_type(reader.prog, "struct buffer_page")
     node, data = offset_of(type_, "list"), member_of(type_, "page").offset

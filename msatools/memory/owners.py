@@ -2,8 +2,8 @@
 
 """Finds the owners of pages whose struct page does not record an owner.
 
-This brings together what :mod:`msatools.memory.owned_pages` and
-:mod:`msatools.memory.areas` find, with pipes, sockets and plugged memory.
+Reads pipes, sockets and hot-plugged memory, and combines them with the pages that
+:mod:`msatools.memory.areas`, :mod:`msatools.memory.owned_pages` and others find.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,8 +64,8 @@ from msatools.selfdesc.find import (
 
 # --- Finds pages that hold data of pipes (fs/pipe.c) and sockets (net/core/skbuff.c).
 #
-# No kernel counter includes them. Socket buffers from the slab allocator are in the
-# slab classes already; these are their page fragments.
+# No kernel counter includes these pages. Socket buffers themselves are slab objects;
+# only their page fragments are found here.
 
 
 _MAX_RING = 1 << 20
@@ -75,8 +75,8 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     """
     Return the addresses of the struct pages in all open pipes.
 
-    Those that were spliced into a pipe belong to a file as long as it has them: that it
-    was truncated since is why the pipe alone may have them.
+    A page that was spliced from a file keeps the file's class while the file has it.
+    After a truncation only the pipe has the page.
     """
     prog = reader.prog
     pipe = find_type(prog, "struct pipe_inode_info")
@@ -111,11 +111,11 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
 def _spare_pages(pipe: drgn.Type, records: npt.NDArray[np.uint8]) -> list[Addresses]:
     """Return the pages that pipes keep for the next write."""
     if not pipe.has_member("prealloc"):
-        # An array of two since v6.15, a single page before.
+        # ``tmp_page`` is an array of two pages since v6.15, a single page before.
         spare = member_of(pipe, "tmp_page")
         offsets = range(spare.offset, spare.offset + drgn.sizeof(spare.type), 8)
         return [column(records, offset) for offset in offsets]
-    # A stack since v7.3; entries above its count are stale.
+    # ``prealloc`` is a stack, since v7.3; entries above its count are stale.
     stack = member_of(pipe, "prealloc")
     pages, count = (member_of(stack.type, name) for name in ("pages", "count"))
     counts = column(records, stack.offset + count.offset, drgn.sizeof(count.type))
@@ -144,7 +144,7 @@ def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses
     losses.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
     socks = distinct(column(records, sk))
     skbs.add_queues(socks[socks != 0])
-    # Those of threads other than the leader are not included.
+    # A page_frag of a thread other than the leader is not included.
     kept = processes(reader, losses).frag_pages
     pages = np.concatenate((np.array(skbs.pages, np.uint64), kept))
     return distinct(pages[pages != 0])
@@ -154,7 +154,7 @@ class _SkbLayout(Struct, frozen=True):
     """Offsets in a ``struct sk_buff``, and in its ``struct skb_shared_info``."""
 
     bytes: int
-    """Bytes of the former to read."""
+    """Bytes of a ``struct sk_buff`` to read."""
 
     end: int
     head: int
@@ -178,7 +178,7 @@ def _skb_layout(prog: drgn.Program) -> _SkbLayout:
         nr_frags=member_of(shared, "nr_frags").offset,
         frag_list=member_of(shared, "frag_list").offset,
         frags=frags.offset,
-        # The first member of a fragment is the page: bv_page, since v6.9 netmem.
+        # The first member of a fragment points to its page: bv_page, netmem since v6.9.
         frag_words=drgn.sizeof(frags.type.type) // 8,
     )
 
@@ -245,7 +245,7 @@ class _Skbs:
                 self._losses.lose(Loss.SOCKET_BUFFERS)
 
     def _add(self, skb: bytes) -> None:
-        """Add a buffer's fragments, and those of the buffers on its frag_list."""
+        """Add the fragments of a buffer and of the buffers on its frag_list."""
         layout = self._skb
         todo, seen = [skb], set[int]()
         while todo:
@@ -266,7 +266,7 @@ class _Skbs:
 
 
 def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
-    """Return the addresses of the variables that this kernel has."""
+    """Return the addresses of those variables in *names* that this kernel has."""
     addresses = []
     for name in names:
         with suppress(MissingError):
@@ -274,15 +274,15 @@ def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
     return addresses
 
 
-# --- Finds the memmap of plugged memory that lies on the memory itself.
+# --- Finds the memmap of hot-plugged memory blocks that is in the block itself.
 #
-# That is so with memory_hotplug.memmap_on_memory (mm/memory_hotplug.c): the first pages
-# of a block were never given to the page allocator.
+# With memory_hotplug.memmap_on_memory (mm/memory_hotplug.c), the first pages of a block
+# hold its memmap, and were never given to the page allocator.
 
 
 _MOST_BLOCKS = 1 << 20
 _MOST_PAGES = 1 << 20
-"""Upper bound of the pages of a block's memmap: that of 256 GiB."""
+"""Upper bound of the pages of a block's memmap: enough for a block of 256 GiB."""
 
 
 def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
@@ -294,15 +294,15 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
             type_ = find_type(prog, "struct memory_block")
     except MissingError:
         return NO_PFNS  # CONFIG_MEMORY_HOTPLUG=n
-    # A count until 1a8c64e11043 ("mm/memory_hotplug: embed vmem_altmap details in
-    # memory block") (in v6.6); none before v5.14.
+    # nr_vmemmap_pages until 1a8c64e11043 ("mm/memory_hotplug: embed vmem_altmap details
+    # in memory block") (in v6.6); neither member before v5.14.
     has_altmap = type_.has_member("altmap")
     if not has_altmap and not type_.has_member("nr_vmemmap_pages"):
         return NO_PFNS
     entries = xarray_entries(reader, root, losses, "the blocks of memory")
     each = pages_per_section(prog)
     parts = [NO_PFNS]
-    # More than are plugged: the memmap is a small part of memory.
+    # The bound is generous: the memmap is a small part of memory.
     left = reader.most(int(find_variable(prog, "PAGE_SIZE").value_()))
     addresses = sorted({entry for _, _, entry in entries})
     losses.lose(Loss.OWNERS, count=max(len(addresses) - _MOST_BLOCKS, 0))
@@ -330,7 +330,7 @@ def self_hosted_pages(reader: Reader, losses: LossLog) -> Pfns:
 
 
 _CLAIM_BITS = 64 - PFN_BITS
-"""Bits beside a pfn in the word that is sorted."""
+"""Bits below the pfn in a word that is sorted: for the claim's number and code."""
 
 _CODE_BITS = 8
 _MAX_CLAIMS = 1 << _CLAIM_BITS - _CODE_BITS
@@ -338,7 +338,7 @@ _MAX_CLAIMS = 1 << _CLAIM_BITS - _CODE_BITS
 
 
 class OwnedPages(Struct, frozen=True):
-    """Pages claimed by other structures, ascending and unique by pfn."""
+    """Pages claimed by owners and their class codes, ascending and unique by pfn."""
 
     pfns: npt.NDArray[np.uint64]
     codes: npt.NDArray[np.uint8]
@@ -358,8 +358,8 @@ class Owners(Struct):
     """Number of stacks of exited tasks that CPUs cache for the next fork."""
 
     freed_stacks: Callable[[], int] = lambda: 0
-    """Counts the stacks of exited tasks that are freed after an RCU grace period: to
-    look for them takes a read of each stack."""
+    """Counts the stacks of exited tasks that wait for an RCU grace period to be freed;
+    a call reads each stack."""
 
     direct_stacks: bool = False
     """Whether kernel stacks are not areas of vmalloc."""
@@ -396,7 +396,7 @@ class Owners(Struct):
 
 
 class OwnerSearch:
-    """Finds the owners of single pages; collects no more owners than that takes."""
+    """Finds the owners of single pages; stops collecting once an owner is found."""
 
     def __init__(
         self,
@@ -442,7 +442,7 @@ def collect_owners(
 
 
 class _Claims(Struct, frozen=True):
-    """Adds the pages of one kind of owner after the other."""
+    """Claims the pages of all owners, one kind of owner after the other."""
 
     owners: Owners
     reader: Reader
@@ -451,7 +451,7 @@ class _Claims(Struct, frozen=True):
     losses: LossLog
 
     def all(self) -> Iterator[None]:
-        """Yield after each kind of owner."""
+        """Claim the pages of all kinds of owners; yield after each kind."""
         for claim in (
             self.vmalloc,
             self.direct_stacks,
@@ -489,11 +489,11 @@ class _Claims(Struct, frozen=True):
         self.owners.claim(code, pfns_of(pages, self.reader.prog, self.layout))
 
     def memmap(self) -> None:
-        """Claim the memmap of hot-plugged memory; that of boot memory is reserved."""
+        """Claim the memmap of hot-plugged memory; boot memory's is PG_reserved."""
         plugged = [part for part in self.ranges if not part.early]
         if not plugged or table_format(self.reader.prog) is None:
             return
-        # As the memmap of boot memory is: never given to the page allocator.
+        # Reserved like the memmap of boot memory: never given to the page allocator.
         self.owners.claim(
             PageClass.RESERVED, self_hosted_pages(self.reader, self.losses)
         )
@@ -522,7 +522,7 @@ class _Claims(Struct, frozen=True):
 
     def direct_stacks(self) -> None:
         if not has_vmapped_stacks(self.reader.prog):
-            # With it, which is usual, nothing here needs the tasks: that spares 10 ms.
+            # Imported here, as this takes 10 ms and most kernels have vmapped stacks.
             from msatools.tasks.stacks import direct_stacks
 
             self.owners.direct_stacks = True
@@ -552,7 +552,7 @@ class _Claims(Struct, frozen=True):
         )
 
     def _top_tables(self) -> list[int]:
-        # Not on x86-64, where importing what reads tasks takes 10 ms.
+        # Imported here, as this takes 10 ms and x86-64 does not need it.
         from msatools.tasks.identity import address_spaces
 
         return [space.top for space in address_spaces(self.reader, self.losses)]
@@ -598,7 +598,7 @@ class _Claims(Struct, frozen=True):
         self.owners.claim(PageClass.GLOBALS, pages)
 
     def vmap(self) -> None:
-        """Claim what areas map and nobody else has."""
+        """Claim the pages that areas map and that no earlier claim has."""
         areas = self.owners.areas
         pages = areas.pages[areas.mapped[areas.rows]]
         self.claim_structs(PageClass.VMAP, pages)
@@ -646,7 +646,7 @@ class ScanContext(Struct, frozen=True):
     """Whether to read the inside of free blocks: see :mod:`msatools.memory.stream`."""
 
     verbose: bool = False
-    """Whether views list what has no pages, too."""
+    """Whether views also list owners without pages."""
 
     @property
     def prog(self) -> drgn.Program:

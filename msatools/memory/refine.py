@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Classes that other structures than struct page decide.
+"""Refines classes that struct page alone does not determine, for the scan.
 
-Pages on per-CPU free lists, executed files and block devices; and the final class of
-each page while a scan goes on.
+These are pages on per-CPU free lists, of executed files, of block devices, and of
+shared memory in the swap cache. Either the sums are corrected after the scan, or each
+page during the scan.
 """
 
 import itertools
@@ -55,12 +56,12 @@ from msatools.selfdesc.find import (
 
 # --- Finds the free pages on the per-CPU lists of each zone.
 #
-# The buddy allocator counts them as allocated and does not mark their struct pages
+# The buddy allocator counts these pages as allocated and does not mark them
 # (mm/page_alloc.c); /proc/meminfo has no row for them either.
 
 
 _MAX_LISTED = 1 << 26
-"""Maximum number of listed pages: an eighth of 2 TiB, more than CPUs keep."""
+"""Maximum number of blocks on the lists: pages of an eighth of 2 TiB."""
 
 
 class PcpList(Struct, frozen=True):
@@ -71,6 +72,8 @@ class PcpList(Struct, frozen=True):
 
     first: int
     last: int
+    """Addresses of the first and the last node on the list (``page->lru``)."""
+
     order: int
 
 
@@ -83,7 +86,8 @@ class PcpLists(Struct, frozen=True):
 
 
 def pcp_lists(reader: Reader, zones: list[Zone], losses: LossLog) -> PcpLists:
-    """Read the heads of all per-CPU free lists, one read a CPU and zone."""
+    """Read the heads of all per-CPU free lists that are not empty, with one read for
+    each CPU and zone."""
     lists: list[PcpList] = []
     count = 0
     cpus = possible_cpus(reader.prog, losses)
@@ -148,7 +152,7 @@ def settle_pcp(
     """
     Move the pages on the per-CPU lists to their class.
 
-    :param links: Finds such pages by their links if lists cannot be followed.
+    :param links: Finds these pages by their links where lists cannot be followed.
     :return: Pages moved, and lists that broke off before their end (on a live
         kernel, or in a damaged dump).
     """
@@ -204,7 +208,7 @@ class _Lists:
             (self._indices.of(lasts), lambda: self._preceding),
         )
         pages = len(self._nodes)
-        # List heads, and links to unknown nodes, have no room: a walk ends there.
+        # The size of list heads and of unknown nodes is 0: a walk ends there.
         rooms = self._rooms.tolist() + [0] * (len(self._lists) + 1)
         orders = np.full(pages, UNLISTED, np.intp)
         broken = 0
@@ -213,7 +217,7 @@ class _Lists:
             taken: list[int] = []
             for starts, links in directions:
                 node, following = starts[number], links()
-                # Too little room: a damaged list leads to another's smaller blocks.
+                # In a damaged dump, a list may lead to smaller blocks of another list.
                 while rooms[node] >= size:
                     rooms[node] = 0
                     taken.append(node)
@@ -309,7 +313,7 @@ _VM_EXEC = 0x4
 
 
 class _Offsets(Struct, frozen=True):
-    """Offsets of the members that are read."""
+    """Byte offsets of the members that are read, in their structures."""
 
     i_mode: int
     i_data: int
@@ -458,12 +462,12 @@ def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
 # --- Resolves page classes during the scan, so that observers see the final ones.
 #
 # A scan without observers is faster: it corrects only the sums after the scan
-# (settle_pcp(), settle_cache(), settle_swapcache()). This module reads the same
-# structures before the scan, or when the scan reaches a page of theirs.
+# (settle_pcp(), settle_cache(), settle_swapcache()). FinalClasses reads the same
+# structures before the scan, or when the scan reaches one of their pages.
 
 
 class FinalClasses:
-    """Classes of the pages whose struct page does not determine them."""
+    """Sets the classes that struct page does not determine, block by block."""
 
     def __init__(
         self,
@@ -474,7 +478,7 @@ class FinalClasses:
     ) -> None:
         """
         :param listed: Pages on the per-CPU lists.
-        :param links: Finds more of them by their links.
+        :param links: Finds more pages on these lists, by the pages' links.
         """
         self._reader = reader
         self._listed = listed
@@ -520,7 +524,7 @@ class FinalClasses:
             return
         pages = (self._listed.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
         orders = self._listed.orders[first:last]
-        # A listed page that is in use was allocated meanwhile, or the list is damaged.
+        # A listed page that is in use was allocated since, or the list is damaged.
         free = np.isin(pages, orphans, assume_unique=True)
         rooms = free_rooms(block, orphans)
         indices = np.searchsorted(orphans, pages[free])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The scan of the memmap: in parts, by one process or several.
+"""Scans the memmap in parts, by one process or several; memstat calls it.
 
-At its end the classes are refined by other structures than struct page.
+At the end of the scan, structures other than struct page refine the classes.
 """
 
 import copy
@@ -74,13 +74,13 @@ def scan(
     """
     Classify every struct page of the ranges.
 
-    :param owned: Pages with known owners; these set the class of pages whose struct
-        page has none.
-    :param progress: Called with the pages done and their total.
+    :param owned: Pages with known owners, and the classes to give them if their struct
+        pages determine none.
+    :param progress: Called with the number of pages done and of all pages.
     :param observers: Called with each block after it is classified.
     :param finals: Resolves the final classes before pages are counted and observed; the
         result then has no candidates and no mappings.
-    :param result: Result of the ranges before: these are added to it.
+    :param result: Result of earlier ranges, to which these ranges are added.
     :param read_all: Whether to read the inside of free blocks, too: :mod:`.stream`.
     """
     total = sum(part.pages for part in ranges)
@@ -118,7 +118,7 @@ def scan(
 
 
 def prepare(reader: Reader, layout: PageLayout) -> None:
-    """Make the caches that all parts of a scan share, before workers are forked."""
+    """Fill the caches that all parts of a scan share, before workers are forked."""
     BulkReader.of(reader)
     _compiled(reader, layout)
     dump_file(reader)
@@ -127,8 +127,8 @@ def prepare(reader: Reader, layout: PageLayout) -> None:
 def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
     if not native.is_wanted():
         return None
-    # Cached: making it takes as long as scanning some blocks, and a scan may have many
-    # parts, and a program many scans.
+    # Making a classifier takes as long as scanning some blocks. It is cached, as a scan
+    # may have many parts, and a program many scans.
     cache = reader.prog.cache
     cached: tuple[PageLayout, Compiled | None] | None = cache.get(_CLASSIFIER)
     if cached is None or cached[0] is not layout:
@@ -161,7 +161,7 @@ class FarHeadReader:
         except UNREADABLE:
             self.unreadable += 1
             return FarHead(PageClass.UNATTRIBUTED, 0)
-        # If damage makes this head a tail of another one, that is not followed.
+        # If, in a damaged dump, this head is itself a tail, its head is not looked up.
         block = classify(data, 0, address, self._layout, no_far_head)
         return FarHead(int(block.codes[0]), int(block.mapping[0]))
 
@@ -213,7 +213,7 @@ def do_in_order(
     :param begin: Called in each worker before its first piece; a worker in which it
         fails does no piece.
     :return: Number of pieces that the parent did because workers ended early; 0 if
-        there were none, as in a sandbox, which permits no fork.
+        there were no workers, as in a sandbox that permits no fork.
     """
     assert pieces <= MAX_PIECES
     results: dict[int, bytes] = {}
@@ -307,7 +307,7 @@ class _Crew:
                 os.close(writing)
 
     def _serve(self, todo: int, out: int) -> NoReturn:
-        """Work in the worker's process, which ends here."""
+        """Do pieces in the worker's process, and exit from it."""
         try:
             # The parent handles signals to the process group, and ends its workers.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -357,7 +357,7 @@ class _Crew:
 
 @contextmanager
 def _no_signals() -> Iterator[None]:
-    """Block the signals whose handlers would raise an exception in between."""
+    """Block the signals whose handlers may raise an exception, within the context."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         yield
@@ -399,14 +399,14 @@ def _whole_results(received: bytearray) -> Iterator[tuple[int, bytes]]:
 Part = list[MemmapRange]
 
 _PART_PAGES = 1 << 17
-"""Minimum pages of a part, except the last: sending its result then costs little."""
+"""Minimum pages of a part, except the last: few parts mean few results to send."""
 
 _MAX_PARTS = 512
-"""Approximate maximum number of parts: each costs the parent and the caches."""
+"""Approximate maximum number of parts: each takes the parent's time and cache."""
 
 _PAGES_PER_WORKER = 1 << 19
-"""Pages from which on a worker pays off (2 GiB): fork and exit take some 5 ms, the scan
-of these pages 4 ms in an ELF dump and 20 to 40 ms in a kdump."""
+"""Pages for each worker, so that it saves time (2 GiB): fork and exit take some 5 ms,
+the scan of these pages 4 ms in an ELF dump and 20 to 40 ms in a kdump."""
 
 
 class Scanned(Struct, frozen=True):
@@ -528,7 +528,7 @@ def _share_out(
         part = _PartResult(
             scanned, part_observers, reader.reads - reads, reader.bytes - size
         )
-        # take() adds the reads, also of parts that this process did itself.
+        # take() adds the reads, even if the parent itself did the part.
         reader.reads, reader.bytes = reads, size
         return part
 
@@ -552,7 +552,8 @@ def _share_out(
 
 
 def _open_again(prog: drgn.Program) -> None:
-    """Have a forked process read /proc/kcore by an open file of its own."""
+    """Open /proc/kcore again in a forked process: readers of one open file share more
+    than its position."""
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         from msatools.program.live import open_again
 
@@ -594,7 +595,10 @@ def scan_and_settle(
     workers: int,
     progress: Progress | None,
 ) -> tuple[ScanResult, PcpLists]:
-    """Scan the memmap, then correct the sums by other structures."""
+    """Scan the memmap, then correct the sums by other structures.
+
+    :return: The result, and the per-CPU lists: on a running kernel, read again.
+    """
     reader, losses = context.reader, context.losses
     links = free_links(reader, context.layout, context.ranges)
     result = _scan(context, observers, None, workers, progress)
@@ -614,7 +618,10 @@ def scan_finally(
     workers: int,
     progress: Progress | None,
 ) -> tuple[ScanResult, PcpLists]:
-    """Scan the memmap so that observers get the final classes."""
+    """Scan the memmap so that observers get the final classes.
+
+    :return: As for :func:`scan_and_settle`.
+    """
     reader, losses = context.reader, context.losses
     listed = listed_pages(reader, context.layout, pcp)
     links = free_links(reader, context.layout, context.ranges)
@@ -645,7 +652,7 @@ def _scan(
     workers: int,
     progress: Progress | None,
 ) -> ScanResult:
-    """Scan the memmap; the result includes the time and the changes meanwhile."""
+    """Scan the memmap; the result includes the time and the changes during the scan."""
     watch = None
     if context.reader.is_live:
         watch = Watch(context.reader, context.layout, context.ranges, context.losses)

@@ -2,14 +2,14 @@
 
 """Scans the memmap of an ELF dump straight from its file, many blocks in one call.
 
-The C code reads, classifies and sums up (``_classify.c``); Python does the blocks that
-need more than their struct pages. Called by the scan where nobody looks at blocks.
+The C code (``_classify.c``) reads, classifies and sums up; Python does the blocks that
+need more than their struct pages. The scan uses this if it has no observers.
 
 Of large free blocks of the buddy allocator only the first and last struct pages are
-read: the kernel does not use those within, and the scan gives them the first one's
-class whatever they contain. Only a page that is marked as poisoned or was zeroed would
-have another class; so nothing is skipped where the kernel counts poisoned pages, nor in
-a filtered dump.
+read: the kernel does not use the others, and the scan gives them the class of the first
+page whatever they contain. Only a page that is marked as poisoned or was zeroed would
+have another class; so nothing is skipped if the kernel counts poisoned pages, nor in a
+filtered dump.
 """
 
 import os
@@ -33,21 +33,21 @@ from msatools.program.linear import VmallocTables, direct_map, page_tables
 from msatools.selfdesc.find import find_symbol
 
 _LEAST_ORDER = 8
-"""Free blocks from this order on are skipped: two system calls take as long as reading
-64 struct pages."""
+"""Minimum order of free blocks to skip: the two system calls that skip a block take as
+long as reading 64 struct pages."""
 
 _BLOCKS_PER_CALL = 64
-"""Blocks between two reports of the progress: some 5 ms."""
+"""Blocks between two reports of progress, which are some 5 ms apart."""
 
 _HUGE = 2 << 20
-"""Size of a huge page, which the buffer is in: with small pages reading takes a tenth
-longer."""
+"""Bytes of a huge page, in which the buffer is placed: reading into small pages takes a
+tenth longer."""
 
 _MAX_PHYSICAL = 1 << 52
 
 
 class DumpFile(NamedTuple):
-    """An ELF dump, and where in it each page frame is."""
+    """An ELF dump, and the file offset of each page frame."""
 
     file: FileIO
     starts: npt.NDArray[np.int64]
@@ -55,14 +55,14 @@ class DumpFile(NamedTuple):
 
     ends: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int64]
-    """Difference between a segment's offsets in the file and physical addresses."""
+    """File offset of each segment minus its physical address."""
 
     tables: VmallocTables
     least_order: int
     """Least order of the free blocks that may be skipped; 0 if none may."""
 
     def offsets(self, frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the offset of each page frame in the file; -1 if it is not in it."""
+        """Return the file offset of each page frame; -1 if it is not in the file."""
         rows = self.starts.searchsorted(frames, side="right") - 1
         there = (rows >= 0) & (frames < self.ends[rows])
         return np.where(there, frames * PAGE + self.shifts[rows], -1)
@@ -72,8 +72,9 @@ def dump_file(reader: Reader) -> DumpFile | None:
     """
     Return the file that the memmap can be read from without drgn, if there is one.
 
-    That is an ELF dump that is whole, of a program whose memory segments are all ours:
-    otherwise :func:`msatools.program.linear.forget_direct_map` was called.
+    The file is an ELF dump that is not truncated. There is none if
+    :func:`msatools.program.linear.forget_direct_map` was called, as by tests that
+    overlay memory.
     """
     if reader.is_live or not direct_map(reader.prog).size:
         return None
@@ -98,7 +99,7 @@ def _open(prog: drgn.Program) -> DumpFile | None:
     )
     return DumpFile(
         file=file,
-        # Pages of which a segment has a part are left to drgn.
+        # Pages that are only partly in a segment are left to drgn.
         starts=-(-starts // PAGE),
         ends=(starts + sizes) // PAGE,
         shifts=offsets - starts,
@@ -109,9 +110,11 @@ def _open(prog: drgn.Program) -> DumpFile | None:
 
 def _apart(elf: Elf) -> list[Extent]:
     """
-    Return segments that do not overlap, ascending; none if others partly do.
+    Return the segments without those that are inside another, ascending.
 
-    /proc/vmcore has the kernel's image again, as a segment of its own.
+    /proc/vmcore has the kernel's image a second time, as a segment of its own.
+
+    :return: Empty if segments overlap partly, or have no usable physical addresses.
     """
     apart: list[Extent] = []
     end = 0
@@ -125,7 +128,8 @@ def _apart(elf: Elf) -> list[Extent]:
 
 
 def _least_order(prog: drgn.Program) -> int:
-    """Return the least order of free blocks whose inside need not be read."""
+    """Return the least order of free blocks whose inner struct pages need not be read;
+    0 if all are read."""
     try:
         # An atomic_long_t in every kernel.
         poisoned = prog.read_u64(find_symbol(prog, "num_poisoned_pages").address)
@@ -136,7 +140,7 @@ def _least_order(prog: drgn.Program) -> int:
 
 
 class FileScan:
-    """The blocks of some ranges of the memmap, and where they are in the file."""
+    """The blocks of ranges of the memmap, and their offsets in the file."""
 
     def __init__(
         self,
@@ -170,7 +174,7 @@ class FileScan:
         ranges: Sequence[MemmapRange],
         compiled: Compiled,
     ) -> "FileScan | None":
-        """Return the scan of some ranges; ``None`` if it cannot be done this way."""
+        """Return the scan of ranges; ``None`` if they cannot be read from the file."""
         dump = dump_file(reader)
         if dump is None or not ranges:
             return None
@@ -198,7 +202,7 @@ class FileScan:
         read_all: bool,
     ) -> Iterator[Chunk]:
         """
-        Add most blocks to the result; yield those that the caller has to add.
+        Add blocks to the result; yield the blocks that the caller has to add.
 
         :param advance: Called with the number of pages that were added.
         :param read_all: Whether to read the inside of free blocks, too.
@@ -283,11 +287,11 @@ def _space(step: int, size: int) -> dict[str, npt.NDArray[Any]]:
 
 
 class _Runs(NamedTuple):
-    """Where each block is in the file: in runs that are contiguous there."""
+    """The parts of blocks that are contiguous in the file."""
 
     firsts: npt.NDArray[np.int64]
-    """Number of each block's first run, and of all runs. A block that is not wholly in
-    the file has none."""
+    """Index of each block's first run, then the number of all runs. A block that is not
+    wholly in the file has no run."""
 
     offsets: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.int64]
@@ -333,7 +337,7 @@ def _frames(
 
 
 def _buffer(size: int) -> npt.NDArray[np.uint8]:
-    """Return a buffer in a huge page, if it fits one."""
+    """Return a buffer of *size* bytes, within a huge page if it fits."""
     if size > _HUGE:
         return np.empty(size, np.uint8)
     memory = np.empty(2 * _HUGE, np.uint8)  # from 4 MiB on, numpy asks for huge pages

@@ -2,7 +2,7 @@
 
 """Results of a scan of the memmap: only sums, so that memory use is bounded.
 
-Swap cache pages without a mapping are told apart here.
+Also determines which swap cache pages without a mapping are shared memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,7 +73,7 @@ class CachePages(Struct):
             self.sum()
 
     def merge(self, later: "CachePages") -> None:
-        """Add the pages of another part of memory."""
+        """Add the pages of a later part of memory."""
         for triple in zip(later.mappings, later.keys, later.pages, strict=True):
             self.add(*triple)
 
@@ -86,7 +86,8 @@ class CachePages(Struct):
     def sum(
         self,
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Sum up to one row (mapping, key, pages) for each pair, ascending."""
+        """Return columns mapping, key and pages: a row for each pair of the first two,
+        ascending."""
         if not self.pages:
             empty = np.empty(0, np.int64)
             return empty.view(np.uint64), empty, empty
@@ -106,10 +107,10 @@ class CachePages(Struct):
 
 class FreeCandidates(Struct):
     """
-    Unreferenced pages without a class: per-CPU free pages, and tails of others.
+    Unreferenced pages without a class: free pages on per-CPU lists, and others.
 
-    Struct pages of per-CPU free pages are not marked. These columns are enough to
-    follow the lists and find those pages without further reads.
+    Struct pages do not mark the pages on per-CPU lists. With these columns, the lists
+    can be followed without further reads.
     """
 
     nodes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
@@ -121,9 +122,10 @@ class FreeCandidates(Struct):
     """Class that each page was counted under."""
 
     keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    """Node and zone key of each page."""
 
     rooms: list[npt.NDArray[np.intp]] = field(default_factory=list)
-    """Maximum size of a free block that begins at each page (``free_rooms()``)."""
+    """Maximum pages of a free block that begins at each page (``free_rooms()``)."""
 
     def merge(self, later: "FreeCandidates") -> None:
         """Add the candidates of higher pfns."""
@@ -200,7 +202,8 @@ class ScanResult(Struct):
         self.add_losses(later.losses)
 
     def add_losses(self, losses: dict[int, LossLog]) -> None:
-        """Add losses by mapping. Several parts may lose the same: it counts once."""
+        """Add losses by mapping; a loss of the same mapping in several parts counts
+        once."""
         for mapping, lost in losses.items():
             self.losses.setdefault(mapping, LossLog()).cover(lost)
 
@@ -227,7 +230,7 @@ class ScanResult(Struct):
         self.counts[key][target] += pages
 
 
-# --- Finds out whether swap cache pages without a mapping are anonymous or shmem.
+# --- Determines whether swap cache pages without a mapping are anonymous or shmem.
 
 
 _SWAP_HAS_CACHE = 0x40
@@ -240,7 +243,7 @@ def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> Non
     Move shared memory pages that are only in the swap cache to the class shmem.
 
     A page that was read from swap has no mapping until it is mapped or put back into
-    its file. Then only the swap entry distinguishes shmem from anon.
+    its file. Until then, only the swap entry distinguishes shmem from anon.
     """
     if not result.swap_entries:
         return
@@ -261,11 +264,11 @@ def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> Non
 
 
 class SwapMarks(Struct, frozen=True):
-    """Use counts of swap entries, a byte each, which mark those of shared memory."""
+    """The swap maps: a byte for each swap entry, which marks shared memory."""
 
     reader: Reader
     maps: Mapping[int, int]
-    """Address of the swap map by the number of the device."""
+    """Address of the swap map of each device, by the device's number."""
 
     def have(self, entries: Addresses) -> npt.NDArray[np.bool_]:
         """Return which entries belong to shared memory."""
@@ -281,7 +284,7 @@ class SwapMarks(Struct, frozen=True):
 
 
 class SwappedShmem(Struct, frozen=True):
-    """Swap entries of shared memory, as ranges in ascending order."""
+    """Swap entries of shared memory: ranges in ascending order, *last* inclusive."""
 
     first: Addresses
     last: Addresses
@@ -296,7 +299,7 @@ class SwappedShmem(Struct, frozen=True):
 
 def swapped_shmem(reader: Reader, losses: LossLog) -> SwapMarks | SwappedShmem | None:
     """
-    Return what knows the swap entries of shared memory; ``None`` if nothing does.
+    Return a lookup of the swap entries of shared memory; ``None`` if they are unknown.
 
     "mm, swap: use the swap table for the swap cache" (in v6.18) began to replace the
     swap map, whose mark for shmem is gone in 7.x.
@@ -318,8 +321,8 @@ def swapped_files(reader: Reader, losses: LossLog) -> SwappedShmem:
     """
     Read the swap entries in the trees of all files of shared memory.
 
-    mm/shmem.c keeps a list of the files that have swapped pages. In their trees a swap
-    entry is in the place of each.
+    mm/shmem.c keeps a list of the files that have swapped pages. In a file's tree, a
+    swap entry takes the place of each swapped page.
 
     :raises MissingError: if this kernel has no such list
     """
@@ -340,7 +343,8 @@ def swapped_files(reader: Reader, losses: LossLog) -> SwappedShmem:
 
 
 def nameless_swap(block: Block) -> tuple[Indices, npt.NDArray[np.uint64]]:
-    """Return the anon pages of the swap cache without a mapping, and their entries."""
+    """Return the indices of anon pages that are in the swap cache without a mapping,
+    and their swap entries."""
     pages = where(block.codes == PageClass.ANON)
     heads = block.heads_of(pages)
     bits = np.uint64(block.layout.swapcache_bits)
@@ -353,7 +357,8 @@ def nameless_swap(block: Block) -> tuple[Indices, npt.NDArray[np.uint64]]:
 
 
 _MAX_RUNS = 64
-"""Maximum runs of the same node and zone in a block: numpy is faster with more."""
+"""Maximum runs of the same node and zone in a block for the C code: with more, numpy is
+faster."""
 
 _COMMON = (
     PageClass.FREE_BUDDY,
@@ -416,7 +421,7 @@ def add_block(
 
 
 def _runs(keys: int | npt.NDArray[np.int64], pages: int) -> list[tuple[int, int, int]]:
-    """Return the runs of pages with the same key: first, end and key of each."""
+    """Return the runs of pages with the same key: first index, end (exclusive), key."""
     if isinstance(keys, int):
         return [(0, pages, keys)]
     firsts = [0, *(where(keys[1:] != keys[:-1]) + 1).tolist()]
@@ -446,7 +451,7 @@ def add_sums(result: ScanResult, sums: BlockSums, key: int, cached: bool) -> Non
     """
     Add the sums over pages of one node and zone.
 
-    :param cached: Whether the mappings of the page cache are added, too.
+    :param cached: Whether to add the pages by mapping to ``result.cache``, too.
     """
     _add_key(result, key, sums.counts[:NCLASSES])
     if cached and len(sums.pages):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is on swap, on which devices, and what lies behind it.
+"""Reads the use of swap: devices, anonymous and shmem pages, zswap and zram.
 
-Sources: mm/swapfile.c (swap_info), mm/shmem.c (shmem_swaplist), mm/zswap.c. What one
-kernel lacks, or a dump has lost, is ``None``.
+Sources: mm/swapfile.c (swap_info), mm/shmem.c (shmem_swaplist), mm/zswap.c,
+drivers/block/zram. A value that the kernel lacks, or that is unreadable, is ``None``.
 """
 
 from collections.abc import Iterator
@@ -28,19 +28,19 @@ from msatools.selfdesc.find import (
 )
 
 _MOST_DEVICES = 32
-"""MAX_SWAPFILES is less on any kernel."""
+"""Upper bound of the swap devices: MAX_SWAPFILES is less on all kernels."""
 
 _USED = 1
 """SWP_USED (include/linux/swap.h)."""
 
 _MOST_POOLS = 64
-"""Pools of zswap: one for each compressor that was chosen and still has pages."""
+"""Maximum number of zswap pools; a pool exists for each compressor still in use."""
 
 
 def read_swap_use(
     reader: Reader, swap: Swap, cached_pages: int | None, losses: LossLog
 ) -> SwapUse | None:
-    """Read what is on swap; ``None`` if its size is unknown, or without CONFIG_SWAP."""
+    """Read the use of swap; ``None`` if its size is unknown, or with CONFIG_SWAP=n."""
     if swap.pages is None or swap.free_pages is None:
         return None
     if not swap.pages:
@@ -104,7 +104,7 @@ def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
 
 def _count(value: drgn.Object) -> int:
     """Return a count, which is an ``atomic_long_t`` on some kernels."""
-    # "mm, swap: use percpu cluster ... make inuse_pages atomic" (in v6.14)
+    # inuse_pages since "mm, swap: clean up plist removal and adding" (in v6.14)
     kind = value.type_
     while kind.kind == drgn.TypeKind.TYPEDEF:
         kind = kind.type
@@ -113,7 +113,7 @@ def _count(value: drgn.Object) -> int:
 
 
 def _shmem(reader: Reader, losses: LossLog) -> int | None:
-    """Sum up the pages of the files that have any on swap."""
+    """Return the number of shmem pages on swap; ``None`` if some are unreadable."""
     try:
         head = int(find_symbol(reader.prog, "shmem_swaplist").address)
         node = offset_of(find_type(reader.prog, "struct shmem_inode_info"), "swaplist")
@@ -133,7 +133,7 @@ def _shmem(reader: Reader, losses: LossLog) -> int | None:
 def _zswap(reader: Reader, losses: LossLog) -> Zswap | None:
     prog = reader.prog
     try:
-        # Of 32 or 64 bits, of which the low half has all that there can be.
+        # The counter has 32 or 64 bits; its low 32 bits are enough.
         stored = _number(reader, "zswap_stored_pages", 4)
         pool_bytes = _pool_bytes(reader, losses)
     except LOST:
@@ -144,7 +144,7 @@ def _zswap(reader: Reader, losses: LossLog) -> Zswap | None:
 
 
 def _number(reader: Reader, name: str, size: int) -> int:
-    """Read a variable whose type is in no BTF."""
+    """Read an unsigned variable of *size* bytes whose type BTF does not have."""
     data = reader.read(int(find_symbol(reader.prog, name).address), size)
     return int.from_bytes(data, "little")
 
@@ -152,7 +152,8 @@ def _number(reader: Reader, name: str, size: int) -> int:
 def _pool_bytes(reader: Reader, losses: LossLog) -> int | None:
     prog = reader.prog
     try:
-        # Until v6.8; since then it is counted by pool.
+        # Before "mm: zswap: optimize zswap pool size tracking" (in v6.10), which counts
+        # by pool.
         return _number(reader, "zswap_pool_total_size", 8)
     except MissingError:
         pass
@@ -179,7 +180,7 @@ def _pool_bytes(reader: Reader, losses: LossLog) -> int | None:
 
 
 def _zs_pool(prog: drgn.Program, address: int) -> drgn.Object:
-    """Return a pool of zsmalloc, which is a module on some kernels."""
+    """Return the ``struct zs_pool`` at an address; zsmalloc may be a module."""
     try:
         type_ = find_type(prog, "struct zs_pool")
     except MissingError:
@@ -231,7 +232,7 @@ def _zram(reader: Reader, losses: LossLog) -> Zram | None:
 
 
 def _disk(info: drgn.Object) -> drgn.Object | None:
-    """Return the ``struct gendisk`` that swap is on; ``None`` for a file."""
+    """Return the ``struct gendisk`` of a swap device; ``None`` if it has none."""
     with drgn_lookups:
         device = info.bdev
         return device.bd_disk if device else None

@@ -2,7 +2,7 @@
 
 """Pages without a known owner, in groups of the blocks they were allocated as.
 
-Page owner and its stack depot say who allocated them, if the kernel has both.
+page_owner and the stack depot record who allocated them, if the kernel has both.
 """
 
 from collections import Counter
@@ -37,28 +37,29 @@ from msatools.selfdesc.find import (
     offset_of,
 )
 
-# --- Reads stack traces that the kernel keeps once each (lib/stackdepot.c).
+# --- Reads stack traces from the kernel's stack depot (lib/stackdepot.c).
 #
-# drgn has stack_depot_fetch(), but not the pools of 7.0, and without debug info their
-# type is unknown: 6.3 renamed them, and later they became an array that is allocated.
+# drgn's stack_depot_fetch() does not know the pools of 7.0. Without debug info the type
+# of the pools is unknown: 6.3 renamed them, and later kernels allocate their array.
 
 
 _ALIGN_SHIFT = 4
 """DEPOT_STACK_ALIGN: offsets in a pool are multiples of 16 bytes."""
 
 _MAX_FRAMES = 64
-"""CONFIG_STACKDEPOT_MAX_FRAMES is 64."""
+"""Maximum number of frames of a stack: CONFIG_STACKDEPOT_MAX_FRAMES is 64."""
 
 
 class _DepotLayout(Struct, frozen=True):
-    """Where records are, and what they look like."""
+    """Address of the pools of records, and layout of a record."""
 
     pools: int
     """Address of the array of pools."""
 
     size: int
     entries: int
-    """Offsets of the number of frames and of the first, in ``struct stack_record``."""
+    """Offset of the first frame in ``struct stack_record``; ``size`` is the offset of
+    the number of frames."""
 
 
 class StackDepot:
@@ -99,7 +100,8 @@ class StackDepot:
         return found
 
     def _name(self, address: int) -> str:
-        # Behind the call, which may be the last instruction of its function.
+        # A return address is after the call, which may be its function's last
+        # instruction.
         symbol = self._symbols.name(address - 1)
         if symbol is None:
             return hex(address)
@@ -109,7 +111,7 @@ class StackDepot:
 
 
 def _parts(prog: drgn.Program, handle: int) -> tuple[int, int]:
-    """Return the number of the pool, and the offset in it, of a handle."""
+    """Return a handle's pool index, and its offset there in units of 16 bytes."""
     data = handle.to_bytes(4, "little")
     parts = drgn.Object.from_bytes_(prog, "union handle_parts", data)
     offset = parts.offset.value_()
@@ -133,25 +135,25 @@ def _stackdepot_layout(reader: Reader) -> _DepotLayout:
 
 
 def _pools(reader: Reader) -> int:
-    """Return the address of the first pool's address."""
+    """Return the address of the array of pointers to pools."""
     prog = reader.prog
     try:
         pools = kernel_symbol(prog, "stack_pools")
     except MissingError:
         return kernel_symbol(prog, "stack_slabs")
     try:
-        # With the maximum a variable, the pools are allocated (seen in 7.3).
+        # Kernels whose maximum is a variable allocate the array (seen in 7.3).
         kernel_symbol(prog, "stack_max_pools")
     except MissingError:
         return pools
     return int(reader.words(pools, 1)[0])
 
 
-# --- Reads who allocated a page (CONFIG_PAGE_OWNER and page_owner=on).
+# --- Reads which thread allocated a page (CONFIG_PAGE_OWNER and page_owner=on).
 #
 # mm/page_owner.c keeps a record for each page after the page's struct page_ext
-# (mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Stock kernels do
-# not have it.
+# (mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Most kernels do
+# not have it enabled.
 
 
 _INVALID = 1
@@ -171,7 +173,7 @@ _COMPOUNDS = (
     ("GFP_ATOMIC", ("HIGH", "KSWAPD_RECLAIM")),
     ("GFP_NOWAIT", ("KSWAPD_RECLAIM",)),
 )
-"""Flags that have one name together (linux/gfp_types.h), the largest first."""
+"""Names for combinations of flags (linux/gfp_types.h), the largest first."""
 
 Owners = npt.NDArray[np.void]
 
@@ -201,7 +203,7 @@ class _OwnerLayout(Struct, frozen=True):
 
 
 class PageOwners:
-    """Looks up who allocated pages."""
+    """Looks up the threads and stacks that allocated pages."""
 
     def __init__(self, reader: Reader, losses: LossLog, layout: _OwnerLayout) -> None:
         self._reader = reader
@@ -245,7 +247,7 @@ class PageOwners:
         base = np.array([found or 0 for found in bases], np.uint64)[index]
         unreadable = np.array([found is None for found in bases])[index]
         known = np.flatnonzero(base)
-        # 64-bit arithmetic of the kernel: a base may lie below 0.
+        # A base may lie below 0: as in the kernel, 64-bit addition wraps round.
         at = base[known] + np.uint64(layout.stride) * pfns[known].astype(np.uint64)
         data, readable = self._reader.read_records(at, layout.record.itemsize)
         records = np.ascontiguousarray(data).view(layout.record)[:, 0]
@@ -257,9 +259,9 @@ class PageOwners:
 
     def _base(self, number: int) -> int | None:
         """
-        Return the address of pfn 0's record relative to the records of a section.
+        Return ``page_ext`` of a section: the address where pfn 0's records would be.
 
-        :return: 0 if the section has no records; ``None`` if that cannot be read.
+        :return: 0 if the section has no records; ``None`` if it cannot be read.
         """
         if number not in self._bases:
             try:
@@ -358,10 +360,11 @@ MAX_ORDER = 20
 
 NOT_COMPOUND = -1
 TAIL = -2
-"""Instead of a compound page's order: not in a compound page; a tail page."""
+"""Values in place of a compound page's order: for pages not in a compound page, and for
+tail pages."""
 
 NO_ORDER = -1
-"""Order of pages that are not a whole block, but the rest of one or split up."""
+"""Order of pages that are not a whole block, but only part of one."""
 
 _EXAMPLES = 5
 _ALLOCATORS = 5
@@ -425,7 +428,8 @@ class UnattributedPages(Struct):
 
 
 def _compound_orders(block: Block) -> npt.NDArray[np.int8]:
-    """Return the order of each compound page at its head."""
+    """Return the order of each compound page at its head, and :data:`TAIL` or
+    :data:`NOT_COMPOUND` at other pages."""
     orders = np.full(len(block), NOT_COMPOUND, np.int8)
     near = (block.tail_heads >= 0) & (block.tail_heads < len(block))
     tails = np.bincount(block.tail_heads[near], minlength=len(block))
@@ -493,7 +497,7 @@ def allocations(pages: npt.NDArray[np.void]) -> Allocations:
 def _fit(
     heads: npt.NDArray[np.void], pfn: Numbers, length: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return the order of the block that each run begins with, and its pages."""
+    """Return the order and the pages of the block at the start of each run."""
     order = np.log2(np.maximum(length, 1)).astype(np.int64)
     aligned = np.log2(np.maximum(pfn & -pfn, 1)).astype(np.int64)
     aligned[pfn == 0] = MAX_ORDER
@@ -507,7 +511,7 @@ def _fit(
 
 
 class UnattributedView:
-    """Pages without a known owner, and those that may only look like large kmalloc."""
+    """Pages without a known owner, and large kmalloc if that class is a guess."""
 
     def __init__(self, context: ScanContext) -> None:
         self._context = context
@@ -565,7 +569,7 @@ class UnattributedView:
         return tuple(sorted(groups, key=_largest_first))
 
     def _owners(self, blocks: Allocations) -> Owners:
-        """Return who allocated the first page of each block, as far as is known."""
+        """Return the owner of each block's first page; a row is zeros if unknown."""
         known = PageOwners.of(self._context.reader, self._context.losses)
         if known is None:
             return np.zeros(len(blocks), OWNER)
@@ -611,8 +615,8 @@ def _alike(
     """
     Yield the indices of similar blocks, in pfn order.
 
-    Blocks of one stack are alike wherever they are and whatever they contain; those of
-    no known owner are equal in all that the blocks themselves say.
+    Blocks that page_owner knows are similar if their class, order, flags and stack are
+    equal; others, if their class, order, node, reference count and contents are.
     """
     columns = [
         blocks.code,
@@ -632,13 +636,13 @@ def _alike(
 
 
 def _allocators(owners: Owners, pages: Numbers) -> tuple[Allocator, ...]:
-    """Return the threads that allocated the most of some blocks."""
+    """Return the threads that allocated the most pages of these blocks."""
     blocks: Counter[tuple[int, bytes]] = Counter()
     sums: Counter[tuple[int, bytes]] = Counter()
     for pid, comm, count in zip(
         owners["pid"].tolist(), owners["comm"].tolist(), pages.tolist(), strict=True
     ):
-        # Behind the end is what a longer name left there.
+        # The bytes after the terminator may be of an earlier, longer name.
         thread = pid, comm.partition(b"\0")[0]
         blocks[thread] += 1
         sums[thread] += count
@@ -672,5 +676,5 @@ def _largest_first(group: UnattributedGroup) -> tuple[bool, int, tuple[int, ...]
 
 
 def _runs(pfns: Numbers, pages: Numbers) -> int:
-    """Count the runs of consecutive pages that blocks form."""
+    """Return the number of runs of consecutive pages that blocks form."""
     return 1 + int(np.count_nonzero(pfns[1:] != pfns[:-1] + pages[:-1]))
