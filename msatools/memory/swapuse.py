@@ -27,6 +27,9 @@ from msatools.selfdesc.find import (
     offset_of,
 )
 
+_OFF_LIST = (62, 30)
+"""``SWAP_USAGE_OFFLIST_BIT``, the newest first."""
+
 _MOST_DEVICES = 32
 """Upper bound of the swap devices: MAX_SWAPFILES is less on all kernels."""
 
@@ -94,7 +97,7 @@ def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
             yield SwapDevice(
                 name=(paths.tell([place])[0] or "") if file else "",
                 pages=int(info.pages),
-                used=_count(info.inuse_pages),
+                used=_used_pages(info),
             )
         except UNREADABLE as error:
             losses.lose(Loss.DEVICES, f"cannot read a device of swap: {error}")
@@ -102,14 +105,27 @@ def _devices(reader: Reader, losses: LossLog) -> Iterator[SwapDevice]:
             return
 
 
+def _used_pages(info: drgn.Object) -> int:
+    """Return the used pages of a ``struct swap_info_struct``.
+
+    Since "mm, swap: clean up plist removal and adding" (in v6.14) one bit of the count
+    is set on a device that is full or being swapped off: bit 30, and since "mm, swap:
+    fix SWAP_USAGE_OFFLIST_BIT collision with real usage count" bit 62.
+    """
+    used, pages = _count(info.inuse_pages), int(info.pages)
+    for bit in _OFF_LIST:
+        if used > pages:
+            used &= ~(1 << bit)
+    return used
+
+
 def _count(value: drgn.Object) -> int:
     """Return a count, which is an ``atomic_long_t`` on some kernels."""
-    # inuse_pages since "mm, swap: clean up plist removal and adding" (in v6.14)
     kind = value.type_
     while kind.kind == drgn.TypeKind.TYPEDEF:
         kind = kind.type
     is_atomic = kind.kind == drgn.TypeKind.STRUCT
-    return int(value.counter if is_atomic else value) & ((1 << 62) - 1)
+    return int(value.counter if is_atomic else value)
 
 
 def _shmem(reader: Reader, losses: LossLog) -> int | None:

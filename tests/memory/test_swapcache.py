@@ -4,13 +4,15 @@
 
 import numpy as np
 import pytest
-from drgn import Program
+from drgn import Program, sizeof
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.swap import for_each_swap_info
 
+from msatools.kernel.mm import read_swap
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.sums import SwappedShmem, swapped_files, swapped_shmem
+from msatools.memory.swapuse import read_swap_use
 from tests.support.dumps import open_dump
 from tests.support.overlay import put
 
@@ -76,3 +78,28 @@ def test_a_damaged_list_is_noted() -> None:
     put(prog, head, bytes(16))
     assert entries(read(prog, losses)) == []
     assert losses.coverage["lists_broken"] == 1
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("name", "bit"),
+    [("memory-6.12", 30), ("fieldmemory-7.x", 30), ("fieldmemory-7.x", 62)],
+)
+def test_device_that_is_full_or_swapped_off(name: str, bit: int) -> None:
+    """A bit of the count says so, of kernels since v6.14."""
+    prog = open_dump(name, "btf")
+
+    def used() -> int:
+        reader, losses = Reader(prog), LossLog()
+        found = read_swap_use(reader, read_swap(prog), None, losses)
+        assert found is not None
+        (device,) = found.devices
+        return device.used
+
+    before = used()
+    (device,) = for_each_swap_info(prog)
+    data = prog.read(device.inuse_pages.address_, sizeof(device.inuse_pages))
+    assert int.from_bytes(data, "little") == before
+    marked = before | 1 << bit
+    put(prog, device.inuse_pages.address_, marked.to_bytes(len(data), "little"))
+    assert used() == before
