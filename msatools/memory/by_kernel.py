@@ -319,25 +319,28 @@ def _other_names(
 # --- Counts pages of vmalloc areas, kernel stacks included, by caller.
 
 
-class AreaTally(Struct):
-    """Counts pages by class and by the number of their area's caller, from 1 on."""
+class OwnedTally(Struct):
+    """Counts pages by class and by the number of their owner, from 1 on.
+
+    The owner of a page of vmalloc is the caller that allocated its area.
+    """
 
     pfns: Words
-    """Pages of all areas, ascending."""
+    """Pages of all owners, ascending."""
 
-    callers: Words
-    """Number of the caller of each page in :attr:`pfns`."""
+    owners: Words
+    """Number of the owner of each page in :attr:`pfns`."""
 
     tally: Tally = field(default_factory=Tally)
 
     def observe(self, block: Block) -> None:
-        callers = np.zeros(len(block), np.uint64)
+        owners = np.zeros(len(block), np.uint64)
         ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
         first, last = np.searchsorted(self.pfns, ends)
-        callers[self.pfns[first:last] - np.uint64(block.pfn)] = self.callers[first:last]
-        self.tally.add(callers, block.codes)
+        owners[self.pfns[first:last] - np.uint64(block.pfn)] = self.owners[first:last]
+        self.tally.add(owners, block.codes)
 
-    def merge(self, later: "AreaTally") -> None:
+    def merge(self, later: "OwnedTally") -> None:
         self.tally.merge(later.tally)
 
 
@@ -352,7 +355,7 @@ class VmallocView:
         pfns = pfns_of(areas.pages, context.prog, context.layout)
         callers = np.array(numbers, np.uint64)[areas.rows]
         order = np.argsort(pfns, kind="stable")
-        self.observer = AreaTally(pfns[order], callers[order])
+        self.observer = OwnedTally(pfns[order], callers[order])
 
     def groups(self) -> tuple[PageGroup, ...]:
         ranking = rank(self.observer.tally.sums(), len(self._names))
@@ -378,28 +381,6 @@ def _numbered(context: ScanContext, areas: VmallocAreas) -> tuple[list[str], lis
 
 
 # --- Counts pages by the dma-buf that has or pins them (--by dmabuf).
-
-
-class OwnedTally(Struct):
-    """Counts pages by class and by the number of their owner, from 1 on."""
-
-    pfns: Words
-    """Pages of all owners, ascending and unique."""
-
-    owners: Words
-    """Number of the owner of each page in :attr:`pfns`."""
-
-    tally: Tally = field(default_factory=Tally)
-
-    def observe(self, block: Block) -> None:
-        owners = np.zeros(len(block), np.uint64)
-        ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
-        first, last = np.searchsorted(self.pfns, ends)
-        owners[self.pfns[first:last] - np.uint64(block.pfn)] = self.owners[first:last]
-        self.tally.add(owners, block.codes)
-
-    def merge(self, later: "OwnedTally") -> None:
-        self.tally.merge(later.tally)
 
 
 class DmaBufView:
