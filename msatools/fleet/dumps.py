@@ -445,7 +445,7 @@ def result_of(identity: Identity, outcome: Outcome) -> Result:
     try:
         return _result(identity, outcome)
     except (AttributeError, KeyError, TypeError, ValueError):
-        # The process that printed the report has read the dump: its output is untrusted.
+        # The printing process has read the dump: its output is untrusted.
         broken = replace(outcome, state="crashed", error=NO_REPORT, report=None)
         return _result(identity, broken)
 

@@ -280,7 +280,7 @@ class Run:
                 progress.workers = workers_of(self._client)
                 more = more and self._submit(waiting, progress.workers)
                 if self._suspects and not self._running:
-                    # A suspect runs alone: if it ends its worker, no other dump is lost.
+                    # A suspect runs alone: if its worker ends, no other dump is lost.
                     self._start(self._suspects.popleft())
                 self._saw(progress)
                 self._collect(progress)
@@ -401,7 +401,7 @@ class Run:
             return some
 
     def _why_lost(self, future: Future[Outcome]) -> Lost:
-        """Return why a dump has no outcome: its workers were lost, or its task failed."""
+        """Return why a dump has no outcome: lost workers, or an error of its task."""
         if self._client.status != "running":
             raise FleetError(
                 "the scheduler is gone; start it, and the same run again: it goes on"

@@ -272,7 +272,7 @@ class FleetDump(Struct, frozen=True, kw_only=True):
     """When the kernel stopped, or the dump was written: UTC, as ISO 8601."""
 
     fingerprint: str | None
-    """Fingerprint of the crash, see docs/guides/fingerprints.md; ``None`` without one."""
+    """Fingerprint of the crash (docs/guides/fingerprints.md); ``None`` without one."""
 
     time_ns: Annotated[int | None, _UNLISTED]
     cause: Annotated[str | None, _UNLISTED]

@@ -434,9 +434,9 @@ class Results:
         return {identity for (identity,) in rows}
 
     def ask(self, question: Callable[["duckdb.DuckDBPyConnection"], T]) -> T:
-        """Call *question* with a database that has the views ``dumps`` and ``verdicts``.
+        """Call *question* with a database with the views ``dumps`` and ``verdicts``.
 
-        The database is in memory; statements reach only these views: no file, no network.
+        It is in memory, and statements reach only these views: no file, no network.
         Files of results are read by pyarrow while the question is asked. Those that
         cannot be read are left out, and the question is asked again without them;
         :attr:`notes` names them.

@@ -375,7 +375,7 @@ class Kernel:
     def _lasting(
         self, sums: StateSums, read_now: Callable[[], Sequence[Now]]
     ) -> tuple[int, int]:
-        """Return how long current page faults have lasted, in ns: all, and those on data.
+        """Return for how many ns current page faults have lasted: all, those on data.
 
         They are added to the faults that have ended; both are 0 if the kernel does not
         count these.

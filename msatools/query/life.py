@@ -42,9 +42,9 @@ from msatools.tasks.waits import TaskClass
 # --- Decompose the lifetime of one thread. Pure.
 #
 # msatools.tasks.accounting, msatools.prstat.states and msatools.tasks.sampler compute
-# the same for many threads, and explain it. For one thread it takes 342 us with arrays of
-# one element, and 14 us with plain numbers. A test compares the two for threads of all
-# kinds.
+# the same for many threads, and explain it. For one thread it takes 342 us with arrays
+# of one element, and 14 us with plain numbers. A test compares the two for threads of
+# all kinds.
 
 
 Record = Mapping[str, Any]
@@ -308,7 +308,7 @@ def _stopped(
 
 
 def _sleeps(seen: LifeSeen, moment: LifeMoment) -> list[int] | None:
-    """Return the ns of sleep: interruptible, blocked, in I/O wait; ``None``: unknown."""
+    """Return the ns asleep: interruptible, blocked, I/O wait; ``None``: unknown."""
     task = seen.task
     if not task.keys() >= _STATISTICS:
         return None
