@@ -337,7 +337,7 @@ class _Frames(Struct, frozen=True):
 
     frames: tuple[_Frame, ...]
     end: int
-    """End of the outermost frame; from there to the stack's end are registers, if any."""
+    """End of the outermost frame; above it are registers of user mode, if any."""
 
 
 class StackPlaces:
@@ -348,7 +348,7 @@ class StackPlaces:
         self._frames = lru_cache(maxsize=None)(self._unwind)
 
     def find(self, address: int) -> tuple[Task, StackPlace] | None:
-        """Return the task whose stack has an address, and the place; ``None`` if none."""
+        """Return the task whose stack has an address, and the place, or ``None``."""
         # Stacks are aligned to their size (THREAD_ALIGN), at least to a page.
         return self._find(address & -self._lookup.stack_bytes, address)
 

@@ -412,7 +412,7 @@ class KernelMap:
         self._prog = prog
 
     def direct(self, physical: int) -> int | None:
-        """Return the direct map's address of physical memory; ``None`` if it has none."""
+        """Return the direct map's address of physical memory; ``None``: it has none."""
         piece = self._direct_map
         if piece is None or not 0 <= physical - piece.physical < piece.size:
             return None

@@ -472,8 +472,8 @@ _POINTERS = (
     (0x500, "MUTEX_POISON_WW_CTX", "context of a ww_mutex that is gone"),
     (0x600, None, ""),
 )
-"""Distance from the delta, name and meaning of each pointer, ascending. A pointer's range
-extends to the next one: it may have been used to reach a member some bytes further."""
+"""Distance from the delta, name and meaning of each pointer, ascending. Each covers the
+range up to the next one: an access may be to a member some bytes further."""
 
 _BYTES = {
     0x6B: ("POISON_FREE", "read from a freed slab object"),
@@ -490,7 +490,7 @@ _FAR = 0x1000
 
 
 def poison_text(address: int) -> str | None:
-    """Describe the poison that a value is, or is slightly above; ``None`` if neither."""
+    """Describe the poison that a value is, or is slightly above; else ``None``."""
     found = None
     for distance, name, meaning in _POINTERS:
         if address - _DELTA >= distance:

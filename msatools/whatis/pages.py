@@ -63,8 +63,8 @@ class PageFound(Struct, frozen=True):
     """Index of the page in its file or anonymous mapping, in pages."""
 
     is_guess: bool = False
-    """Whether the class is only likely: before v6.14, kernels do not mark large kmalloc,
-    and compound pages of a driver look the same."""
+    """Whether the class is only likely: before v6.14, large kmalloc is not marked, and
+    compound pages of a driver look the same."""
 
     @property
     def class_name(self) -> str:

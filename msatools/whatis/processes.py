@@ -242,7 +242,7 @@ def _indexes(page: PageFound) -> Iterator[int]:
     """Yield the indices that a page may have in a mapping, in pages."""
     yield page.index
     if page.code == PageClass.USER_HUGETLB and page.order:
-        # The index counted huge pages until "mm/filemap: remove hugetlb special casing in
+        # It was in huge pages before "mm/filemap: remove hugetlb special casing in
         # filemap.c" (a08c7193e4f1, in v6.7).
         within = page.pfn - page.head
         index = (page.index - within << page.order) + within
