@@ -84,8 +84,8 @@ def lock_owner(lock: Object) -> Object | None:
 
     :param lock: A lock, or a pointer to one: ``struct mutex``, ``struct
         rw_semaphore``, ``struct rt_mutex``, ``struct percpu_rw_semaphore`` ...
-    :return: ``struct task_struct *``; ``None`` if no owner is recorded. For a rwsem held
-    by readers, it is the last reader, which may have released it since.
+    :return: ``struct task_struct *``; ``None`` if no owner is recorded. For a rwsem that
+    readers hold, it is the last reader, which may have released it since.
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """

@@ -223,7 +223,7 @@ def _refuse_files(args: Namespace) -> None:
 
 
 def shorten(text: str) -> str:
-    """Cut a text to whole lines of at most :data:`MAX_CHARACTERS`, and count the rest."""
+    """Cut a text to whole lines, :data:`MAX_CHARACTERS` at most; count the others."""
     if len(text) <= MAX_CHARACTERS:
         return text
     end = text.rfind("\n", 0, MAX_CHARACTERS) + 1 or MAX_CHARACTERS

@@ -103,7 +103,7 @@ def complete_commands() -> None:
 
 
 def _of_drgn(module: str, name: str) -> object | None:
-    """Return an attribute of a module in ``drgn.internal``; ``None`` if not imported."""
+    """Return an attribute of a module in ``drgn.internal``, if it was imported."""
     return getattr(sys.modules.get(f"drgn.internal.{module}"), name, None)
 
 

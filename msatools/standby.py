@@ -131,7 +131,7 @@ class Standby:
             if _is_kernel(module) and module.wants_debug_file():
                 self._activate(module.prog)
                 if self._serving is not None:
-                    # So drgn does not warn that it is missing; a later request sets WANT again.
+                    # So drgn does not warn; a later request makes it WANT again.
                     module.debug_file_status = ModuleFileStatus.DONT_WANT
 
     def _leave_modules(self, modules: list[Module]) -> None:

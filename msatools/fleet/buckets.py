@@ -215,7 +215,7 @@ MAX_CODES = 100
 
 
 def gauges(report: FleetReport) -> Iterator[Gauge]:
-    """Yield the gauges of a fleet; without labels for hosts and crashes: too many."""
+    """Yield the gauges of a fleet. Hosts and fingerprints are too many for labels."""
     states: dict[tuple[str, ...], float] = {
         (state,): report.states.get(state, 0) for state in get_args(State)
     }

@@ -229,7 +229,7 @@ class SlabObjects:
         )
 
     def _points_to(self, cache: SlabCache, start: int) -> tuple[str, ...]:
-        """Return the symbols that a kmalloc object points to, those of modules first."""
+        """Return the symbols that a kmalloc object points to, modules' ones first."""
         if not cache.name.startswith("kmalloc"):
             return ()
         size = min(cache.size, _MAX_BYTES) // 8

@@ -124,7 +124,7 @@ class PageAnswers:
         return replace(page, owner=owner)
 
     def _table_owners(self, found: PageFound) -> tuple[TableOwner, ...] | None:
-        """Return the processes that a page table belongs to; ``None`` if there are none."""
+        """Return the processes that a page table belongs to; ``None`` if none."""
         return (self._tables.of(found.pfn) or None) if found.code in _TABLES else None
 
     def _cache_of(self, found: PageFound) -> str | None:
@@ -242,7 +242,7 @@ class AddressFinder:
         return address, facts
 
     def _of_area(self, physical: int) -> _Facts:
-        """Return the vmalloc area that maps a page, and the task's stack if it is one."""
+        """Return the vmalloc area that maps a page, and the task if it is a stack."""
         size = self._lookup.page_size
         mapped = self._pages.mapped_at(physical // size)
         if mapped is None:
@@ -308,7 +308,7 @@ class AddressFinder:
         return facts | self._of_waiter(image, facts)
 
     def _of_mapped_percpu(self, physical: int) -> _Facts:
-        """Return the per-CPU variable that vmalloc maps a second time, as it does stacks."""
+        """Return the per-CPU variable that has a second mapping, as stacks have."""
         address = self._map.direct(physical)
         place = None if address is None else self._percpu.find(address)
         if address is None or place is None or place.variable is None:
@@ -346,7 +346,7 @@ class AddressFinder:
         return facts
 
     def _of_type(self, type_: drgn.Type, start: int, offset: int) -> _Facts:
-        """Return the type of the object at *start*, and its member and lock at *offset*."""
+        """Return an object's type, and its member and lock at *offset*."""
         facts: _Facts = {"type": type_.type_name()}
         if (member := member_at(type_, offset)) is not None:
             facts["member"] = member
@@ -367,7 +367,7 @@ class AddressFinder:
         ):
             return {}
         symbol = facts.get("symbol")
-        # Without a symbol only the address itself is tried: objects may have several locks.
+        # Without a symbol, try the address alone: objects may have several locks.
         offset = symbol.offset if symbol is not None else 0
         there = self._waited.find(address - offset, offset)
         if there is None and offset:

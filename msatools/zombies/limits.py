@@ -315,7 +315,7 @@ _GROUP = {
 def collect_limits(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> tuple[Limit, ...]:
-    """Return all limits that some dead tasks count against, those with least left first.
+    """Return all limits that some dead tasks count against, the nearest first.
 
     :param tasks: All tasks.
     :param zombies: Rows of the dead tasks in the table.

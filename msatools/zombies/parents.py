@@ -506,7 +506,7 @@ class _Threads:
 
 
 def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
-    """Return the rows of the threads of some processes, and each row's index in them."""
+    """Return the rows of all threads of *processes*, and each one's index there."""
     if not len(processes):
         return np.empty(0, np.intp), np.empty(0, np.intp)
     of = np.searchsorted(processes, tasks["signal"])

@@ -171,7 +171,7 @@ class _Family:
         return ignores or bool(action.sa_flags.value_() & _NO_CHILD_WAIT)
 
     def _has_dead(self, row: int) -> bool:
-        """Return whether a process has dead children without living threads or a tracer."""
+        """Return whether it has dead children without living threads or a tracer."""
         tasks, dead = self._tasks, self._zombies
         members = tasks["address"][tasks["signal"] == tasks["signal"][row]]
         own = dead[np.isin(tasks["real_parent"][dead], members)]

@@ -26,7 +26,7 @@ from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, advice, evidence
 
 
 class Found(Struct, frozen=True):
-    """The data of some dead tasks; columns are in the order of ``dead``."""
+    """The data of dead tasks. ``tasks`` has all tasks; the others are in ``dead``'s order."""
 
     tasks: TaskTable
     dead: Dead
@@ -171,7 +171,7 @@ class Survivors(Struct, frozen=True):
     """The living threads of processes whose first thread has ended."""
 
     stuck: tuple[int, ...]
-    """IDs of the threads in unkillable sleep for :data:`BRIEF_NS` or longer, the longest
+    """IDs of threads in unkillable sleep for :data:`BRIEF_NS` or longer, the longest
     first."""
 
     ending: bool
@@ -206,7 +206,7 @@ def read_survivors(
 
 
 def with_survivors(group: ZombieGroup, survivors: Survivors) -> ZombieGroup:
-    """Return a group of dead leaders with evidence and advice on their other threads."""
+    """Add evidence and advice on the other threads to a group of dead leaders."""
     if not survivors.stuck and not survivors.ending:
         return group
     if not survivors.stuck:

@@ -83,7 +83,7 @@ class SlabScan:
     ) -> Iterator[SlabWord]:
         """Find words in slabs that equal one of the *wanted* addresses.
 
-        At most :data:`_MAX_SEARCHED` bytes are searched; a note states if there are more.
+        At most :data:`_MAX_SEARCHED` bytes are searched; a note states if more exist.
         """
         left = _MAX_SEARCHED
         for address, cache in self.caches.items():

@@ -507,7 +507,7 @@ def _who(threads: Sequence[ParentThread]) -> str:
 
 
 def _all(parent: ParentFacts, what: str, by: bool = False) -> str:
-    """Return a text on all threads of a parent; *what* is their state, or act if *by*."""
+    """Return a text on all threads: *what* is their state, or their act if *by*."""
     count = len(parent.living)
     if count == 1:
         return what if by else f"it is {what}"

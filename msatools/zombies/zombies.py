@@ -310,7 +310,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return np.flatnonzero(wanted)
 
     def _stays(self, found: Found) -> Booleans:
-        """Return for each dead task whether it was still dead after its parent was read.
+        """Return for each dead task whether it was dead after its parent was read.
 
         The memory of reaped tasks may have been reused meanwhile.
         """
