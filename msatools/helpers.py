@@ -84,8 +84,8 @@ def lock_owner(lock: Object) -> Object | None:
 
     :param lock: A lock, or a pointer to one: ``struct mutex``, ``struct
         rw_semaphore``, ``struct rt_mutex``, ``struct percpu_rw_semaphore`` ...
-    :return: ``struct task_struct *``; ``None`` if no owner is recorded. For a rwsem that
-    readers hold, it is the last reader, which may have released it since.
+    :return: ``struct task_struct *``; ``None`` if no owner is recorded. If readers
+        hold a rwsem, it is the last of them, which may have released it since.
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -206,8 +206,8 @@ def wait_chain(task: Object) -> list[Object]:
 
     :param task: ``struct task_struct *``
     :return: ``struct task_struct *`` of the task and of all that follow. The list ends
-    with a task that waits for no other, or before a task that is in the list already
-    (a deadlock) or cannot be read.
+        with a task that waits for no other, or before one that is in the list already
+        (a deadlock) or cannot be read.
     """
     _require("task", task)
     prog = task.prog_
@@ -227,7 +227,7 @@ def deadlocks(prog: Program, *, possible: bool = False) -> list[list[Object]]:
     Find the tasks that wait for each other.
 
     :param possible: Whether to include deadlocks with an owner that is known only from
-    evidence, such as a stack: these may be none.
+        evidence, such as a stack: these may be none.
     :return: Lists of ``struct task_struct *``: each waits for the next, the last for
         the first. Tasks that cannot be read are left out.
     """

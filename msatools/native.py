@@ -25,9 +25,9 @@ def load(name: str, version: str, expected: int) -> ctypes.CDLL | None:
     """Load a part; ``None`` if it was not built, or has another version.
 
     :param name: Name of the part, as of a module: it cannot be imported, but is built,
-    installed and found like one.
+        installed and found like one.
     :param version: Name of its function that returns its version as an ``int64_t``: an
-    editable installation may have a library of another version.
+        editable installation may have a library of another version.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:

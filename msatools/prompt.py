@@ -138,7 +138,7 @@ def _values(name: str, before: str, word: str) -> list[str]:
     """Return the completions of a value: a name, or the last in a list with commas.
 
     :param before: The word before, which may be the value's option; else the option is
-    in *word*, before an equals sign.
+        in *word*, before an equals sign.
     """
     start = ""
     if word.startswith("--") and "=" in word:

@@ -65,7 +65,7 @@ class Standby:
     It keeps no program, which holds on to files and sockets.
 
     :param load: Loads types and symbols, and calls :meth:`serve`; returns the line that
-    reports it to the user.
+        reports it to the user.
     """
 
     def __init__(self, load: Callable[[Program], str]) -> None:

@@ -254,7 +254,7 @@ def _by_function(frames: Sequence[Frame]) -> Cause:
 
 
 def _unloaded(event: Event | None, text: KernelText) -> Unloaded | None:
-    """Return the bad address and the last unloaded module, if it may have been there."""
+    """Return the bad address and the last unloaded module, if its code was there."""
     found = _ADDRESS.search(event.message) if event else None
     if found is None:
         return None

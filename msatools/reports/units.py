@@ -15,7 +15,7 @@ def ranges(numbers: Iterable[int], most: int | None = None) -> str:
     ('0-3,8', '0,2,4-5 +2')
 
     :param most: Maximum number of ranges to write; of the others only the count of
-    numbers is written.
+        numbers is written.
     """
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):

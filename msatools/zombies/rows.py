@@ -26,7 +26,7 @@ from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, advice, evidence
 
 
 class Found(Struct, frozen=True):
-    """The data of dead tasks. ``tasks`` has all tasks; the others are in ``dead``'s order."""
+    """The data of dead tasks, in the order of ``dead``; but ``tasks`` has all tasks."""
 
     tasks: TaskTable
     dead: Dead
