@@ -98,7 +98,7 @@ class Gauge(Struct, frozen=True, kw_only=True):
     help: str
     labels: tuple[str, ...] = ()
     values: Mapping[tuple[str, ...], float]
-    """The numbers by the values of the labels; what is not known is not there."""
+    """The numbers by the values of the labels; without those that are not known."""
 
 
 def single(name: str, help: str, value: float | None) -> Gauge:

@@ -323,7 +323,7 @@ class Bucket(Struct, frozen=True, kw_only=True):
     """Path of the newest dump that is not truncated, and no log if there is another."""
 
     verdicts: tuple[FleetVerdict, ...]
-    """Those of the representative, the worst first."""
+    """Verdicts of the representative, the worst first."""
 
     days: Mapping[str, int]
     """Number of dumps by day (UTC); without those whose time is not known."""

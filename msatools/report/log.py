@@ -309,7 +309,7 @@ def plain_name(function: str) -> str:
 def is_machinery(function: str) -> bool:
     """Return whether a function reports faults, and is not at fault itself.
 
-    Neither is a thunk: the caller that jumped through it is at fault.
+    Nor is a thunk at fault, but the caller that jumped through it.
     """
     return is_thunk(function) or bool(_MACHINERY.fullmatch(plain_name(function)))
 

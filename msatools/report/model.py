@@ -103,7 +103,7 @@ class TriageVerdict(Struct, frozen=True, kw_only=True):
     """One sentence."""
 
     evidence: tuple[str, ...]
-    """Facts that it stands on, as text."""
+    """Facts that support the verdict, as text."""
 
     see: str
     """The command line that shows more."""
@@ -114,9 +114,8 @@ class NestedFault(Struct, frozen=True, kw_only=True):
 
     cause: Cause
     """What kind of fault it was."""
-
     message: str
-    """The line of the log that names it best."""
+    """The line of the log that describes the fault best."""
 
     function: str | None
     """The faulting function."""
@@ -125,7 +124,7 @@ class NestedFault(Struct, frozen=True, kw_only=True):
     """The module of that function; ``None`` for the kernel proper."""
 
     time_ns: int
-    """When, by the log's clock."""
+    """Time of the fault, by the log's clock."""
 
 
 class Unloaded(Struct, frozen=True, kw_only=True):
@@ -145,7 +144,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """What kind of fault or request it was."""
 
     message: str | None
-    """The line of the log that names it best."""
+    """The line of the log that describes the crash best."""
 
     function: str | None
     """The faulting function; of a stall, the one that waits or spins; for want of
@@ -172,7 +171,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """When it crashed, by the kernel's clock; ``None`` if the log does not say."""
 
     is_jump: Annotated[bool, ADDED] = False
-    """Whether that function jumped to an address without code."""
+    """Whether the faulting function jumped to an address without code."""
 
     unloaded: Annotated[Unloaded | None, ADDED] = None
     """The address, if modules were loaded there and none is now; else ``None``."""
@@ -189,7 +188,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The machine, and since when it ran."""
+    """The machine that the kernel runs or ran on."""
 
     host: str | None
     """Name of the host, in the initial namespace."""

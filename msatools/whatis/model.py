@@ -57,7 +57,7 @@ class Task(Struct, frozen=True, kw_only=True):
     """Address of its struct task_struct."""
 
     standing: Annotated[str | None, ADDED] = None
-    """How it stands with the scheduler, such as ``runs on CPU 1``, ``waits for CPU 2``
+    """Standing with the scheduler, such as ``runs on CPU 1``, ``waits for CPU 2``
     or ``throttled by …``; null if it sleeps, or for an idle task."""
 
 
@@ -111,7 +111,7 @@ class SlabPlace(Struct, frozen=True, kw_only=True):
     """Number of other caches that share this one."""
 
     merged_names: tuple[str, ...]
-    """Names of these, as far as they are known."""
+    """Names of the other caches, as far as they are known."""
 
     object_bytes: int | None
     """Bytes of an object without padding and debug data; null if unknown. An address
@@ -126,7 +126,7 @@ class PageFile(Struct, frozen=True, kw_only=True):
     """The part of a file that a page caches."""
 
     name: str
-    """Path, or another name of what has none."""
+    """Path, or another name if the file has none."""
 
     inode: int
     offset: int | None
@@ -182,8 +182,8 @@ class Page(Struct, frozen=True, kw_only=True):
     """Control group that it is charged to; null if to none."""
 
     is_guess: Annotated[bool, ADDED] = False
-    """Whether its class follows from its looks alone, and it may be another: before
-    v6.14 compound pages of a driver look like a large kmalloc."""
+    """Whether the class is only likely: before v6.14, compound pages of a driver look
+    like a large kmalloc."""
 
     file: Annotated[PageFile | None, ADDED] = None
     """Part of a file that it caches."""
@@ -207,7 +207,7 @@ class VmallocArea(Struct, frozen=True, kw_only=True):
 
     bytes: int
     use: str
-    """What it is for: ``vmalloc``, ``vmalloc_user``, ``ioremap``, ``vmap``,
+    """Use of the area: ``vmalloc``, ``vmalloc_user``, ``ioremap``, ``vmap``,
     ``vm_map_ram``, ``reserved``."""
 
     caller: str | None

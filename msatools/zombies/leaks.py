@@ -285,8 +285,8 @@ _MAX_VARIABLES = 1 << 28
 _NAMED = "cad_pid"
 """The variable whose reference :class:`PidHolders` has counted already."""
 
-# Pointers in these are not references: those of tasks with the number, and the IDR of
-# the namespace.
+# Pointers in these are no further references: tasks point to their own struct pid, and
+# the IDR of a PID namespace (radix_tree_node) to each.
 _NO_HOLDERS = frozenset({"task_struct", "signal_cache", "radix_tree_node", "pid"})
 # Large caches whose objects never refer to processes.
 _OF_FILES = frozenset({"dentry", "buffer_head", "kernfs_node_cache"})

@@ -389,7 +389,7 @@ class _Throttled(Struct, frozen=True):
     why: str
     tasks: list[RunnableTask]
     roots: list[Root]
-    """Those of the tasks that others wait for."""
+    """Roots of waits among the throttled tasks: those that others wait for."""
 
 
 def _cpu_throttled_when(parts: ReportParts) -> Iterator[_Throttled]:
