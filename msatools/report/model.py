@@ -114,6 +114,7 @@ class NestedFault(Struct, frozen=True, kw_only=True):
 
     cause: Cause
     """What kind of fault it was."""
+
     message: str
     """The line of the log that describes the fault best."""
 
