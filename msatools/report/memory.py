@@ -163,8 +163,8 @@ _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
 _IN_GROUP = re.compile(r"\s*mem_cgroup_out_of_memory\+|Memory cgroup out of memory: K")
 _LIMIT = re.compile(r"memory: usage \d+kB, limit \d+kB")
 _OOM_OF_GROUP = re.compile(
-    # The second line is from before "mm, oom: add oom victim's memcg to the oom
-    # context information" (in v5.0), where it comes first.
+    # "Task in ..." is from before "mm, oom: add oom victim's memcg to the oom context
+    # information" (in v5.0), where it comes first.
     r"(?:Memory cgroup stats for |Task in .*? killed as a result of limit of )"
     r"(?P<path>.*?)(?::|$)"
 )

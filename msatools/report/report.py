@@ -187,7 +187,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         )
 
     def _read_text(self, text: "LogText") -> ReportParts:
-        """Read the parts that a log has which is a text, without its kernel."""
+        """Read what a log in a text provides: the other parts need its kernel."""
         choice = choose_boot(text)
         boot = choice.boot
         self._target = target_of_log(self._target, text, choice)
