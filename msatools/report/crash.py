@@ -206,7 +206,7 @@ def _nested(panic: Event | None, log: CrashLog) -> Iterator[NestedFault]:
 
 
 def at_fault(panic: Event | None, log: CrashLog) -> Event | None:
-    """Return the event that made the kernel panic; without a panic, an oops at the end."""
+    """Return the event that made the kernel panic; else an oops at the log's end."""
     if panic is None:
         # With a capture kernel an oops does not reach panic().
         oops = _last(log.events, OOPSES)
