@@ -50,7 +50,7 @@ def _options(args: argparse.Namespace) -> CpusOptions:
         cpus=args.cpus,
         sets=args.sets,
         irqs=args.view == "irqs",
-        # Tasks that are throttled individually are not on a run queue.
+        # Tasks throttled one by one are on no run queue: read all tasks to find them.
         tasks=args.verbose
         or args.view == "sets"
         or args.plan is not None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-fleet: many dumps: a report of each, and which of them are of one bug."""
+"""msa-fleet: report on many dumps, and group them by bug."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _left_out_text(files: list[tuple[str, str]]) -> Iterator[str]:
-    """Yield a line on the files in folders that are no dumps, by what they are."""
+    """Yield a line for each kind of file that was left out as no dump."""
     kinds: dict[str, list[str]] = {}
     for path, what in files:
         kinds.setdefault(what, []).append(path)
@@ -89,7 +89,7 @@ def _listed() -> Iterable[str]:
     """Return the lines of standard input, in which a path may have any bytes."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
-    # There is none if it was closed.
+    # sys.stdin is None if standard input is closed.
     return sys.stdin or ()
 
 
@@ -217,7 +217,7 @@ def _write_textfile(args: argparse.Namespace) -> None:
     from msatools.fleet.buckets import Choice, gauges, read_fleet
     from msatools.fleet.store import Results
 
-    # Of all dumps, whatever was shown: a gauge has one meaning.
+    # Gauges count all dumps, whatever was selected: a gauge has one meaning.
     write_textfile(args.textfile, gauges(read_fleet(Results(args.results), Choice())))
 
 

@@ -45,7 +45,7 @@ _GROUPS = (
     "process",
     "order",
 )
-"""All groupings of msatools.memory, which is slow to import."""
+"""Names of all groupings; listed here, as msatools.memory is slow to import."""
 
 _ROWS = 20
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _MAX_HZ = 1000
 
 _OF_CHILDREN = ("CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ")
-"""Columns of what children used that were waited for."""
+"""Columns of the resources that reaped children used."""
 
 _CHOOSING = (
     *("pids", "users", "cpus", "kernel_threads", "states_wanted", "classes"),
@@ -60,11 +60,11 @@ _CHOOSING = (
     *("cgroups", "containers", "namespaces"),
     *("rows", "threads", "by_user", "by_cgroup", "why", "view"),
 )
-"""Names of the arguments that select rows, or how they are shown."""
+"""Names of the arguments that select rows or their presentation."""
 
 
 def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Convert the error of a parser to that of argparse."""
+    """Convert a parser's ValueError to argparse's ArgumentTypeError."""
 
     def convert(word: str) -> Any:
         try:
@@ -129,7 +129,7 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
         ),
         sort=tuple(args.sort or [parse_sort("CPU")]),
         stuck_first=not args.sort,
-        # Columns are explained without any task.
+        # --why explains columns and shows no tasks.
         rows=0 if args.why else args.rows,
         children=_needs_children(args),
         states=args.view == "states",
@@ -149,8 +149,8 @@ def _options(args: argparse.Namespace, target: Target | None) -> Options:
 
 
 def _has_causes(args: argparse.Namespace) -> bool:
-    """Return whether what tasks wait on may be shown, or page faults are sorted by."""
-    # drgn's prompt gets the report itself, and a live screen any columns.
+    """Return whether causes of waits may be shown, or page faults are sorted by."""
+    # Callers at drgn's prompt read the report itself; live, any column can be shown.
     if not hasattr(args, "core") or parse_words(args.words).interval_s is not None:
         return True
     if args.json or args.microstates or args.columns or args.record is not None:
@@ -159,13 +159,13 @@ def _has_causes(args: argparse.Namespace) -> bool:
 
 
 def _has_stacks(args: argparse.Namespace) -> bool:
-    """Return whether stacks are shown, or named."""
+    """Return whether stacks are shown, or selected by function or module."""
     named = args.functions or args.modules
     return bool(args.view == "stacks" or args.folded is not None or named)
 
 
 def _needs_children(args: argparse.Namespace) -> bool:
-    """Return whether what children used is shown, or sorted by."""
+    """Return whether columns of reaped children are shown, or sorted by."""
     if args.children:
         return True
     names = {*(args.columns or ()), *(key.name for key in args.sort or ())}

@@ -67,7 +67,7 @@ def _blocks(report: TriageReport, args: argparse.Namespace) -> Iterable[Block]:
 def _check_html(path: str) -> None:
     """Check that a page can be made and written, before anything is read.
 
-    :raises OutputError: if it cannot
+    :raises OutputError: if it cannot be written, or Jinja2 is missing
     """
     from msatools.cli.output import OutputError, check_writable
 

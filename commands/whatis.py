@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
-    """Return the addresses of the arguments.
+    """Parse the addresses that the arguments name.
 
-    :raises UsageError: if a word is none
+    :raises UsageError: if a word is not an address
     """
     found = []
     for word in args.operands:
@@ -76,7 +76,7 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
 
 
 def _require(report: WhatisReport, args: argparse.Namespace) -> None:
-    """Refuse addresses that a recording has no answer about."""
+    """Refuse addresses that were not recorded."""
     from msatools.program import TargetError
 
     there = [answer.asked for answer in report.answers]
@@ -87,7 +87,7 @@ def _require(report: WhatisReport, args: argparse.Namespace) -> None:
 
 
 def _choose(report: WhatisReport, args: argparse.Namespace) -> WhatisReport:
-    """Return the answers of a recording about the addresses that are named."""
+    """Return the recorded answers for the named addresses, in their order."""
     answers = {answer.asked: answer for answer in report.answers}
     return replace(report, answers=tuple(answers[word] for word in args.operands))
 

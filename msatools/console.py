@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""Some 10 MB of small objects. With Python's default of 700, collections take 16 to
-54 ms of a first answer (demo core), since imports make what stays."""
+"""Threshold of new objects: some 10 MB of small ones. With Python's default of 700,
+collections take 16 to 54 ms of a first answer (demo core) and free hardly anything."""
 
 
 def __getattr__(name: str) -> Callable[[], int]:
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Callable[[], int]:
 
     if name not in (*NAMES, *GROUPS):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Other programs and threads that a group starts end in their own time.
+    # A group starts programs and threads, which need Python's usual exit.
     return partial(run if name in GROUPS else _run_and_leave, name)
 
 
@@ -71,9 +71,9 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
 
 
 def _end_by_ctrl_c() -> None:
-    """Have Ctrl-C end the process, until the command has handlers of its own.
+    """Let Ctrl-C end the process until the command installs handlers of its own.
 
-    It would be a traceback of imports, which take a tenth of a second.
+    Else Ctrl-C during the imports, a tenth of a second, would print a traceback.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -81,8 +81,8 @@ def _end_by_ctrl_c() -> None:
 
 # --- One command in this process, in the sandbox and with its own bounds.
 #
-# Its arguments are PARENT MEMORY SECONDS COMMAND [ARGUMENT...]. It is how msa-fleet has
-# each dump read: PARENT is the process that waits for it.
+# The arguments are PARENT MEMORY SECONDS COMMAND [ARGUMENT...]. msa-fleet runs it to
+# read each dump: PARENT is the PID of the process that waits for it.
 
 
 EXIT_NO_SANDBOX = 71
@@ -90,7 +90,7 @@ EXIT_NO_SANDBOX = 71
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Give up all that reading does not need, run a command, return its status."""
+    """Enter the sandbox, run a command with limits, and return its exit status."""
     from msatools.cli.sandbox import binding, lock_down
     from msatools.program import formats
 
@@ -105,6 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"the sandbox cannot be set up: {error}", file=sys.stderr)
         return EXIT_NO_SANDBOX
     if os.getppid() != parent:
-        # It ended before it was to take this process with it.
+        # The parent ended before lock_down() tied this process to it.
         return EXIT_NO_SANDBOX
     return run(name, arguments)

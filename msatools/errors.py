@@ -3,8 +3,8 @@
 """Errors that a collector expects, and faults of msatools itself.
 
 Collectors raise and catch :data:`LOST`: a kernel lacks something, or its data are
-damaged or not there. Whatever else is raised is a fault, for which the command line
-names the place and what its user sends.
+damaged or not there. Any other error is a fault of msatools: the command line names the
+place of it, and asks the user to report it.
 """
 
 import traceback
@@ -18,7 +18,7 @@ from msatools import __version__
 # --- Errors that a collector expects: a kernel lacks something, or its data are
 # damaged.
 #
-# A collector catches these and no others, and counts what it goes without. They are no
+# A collector catches these and no others, and counts the missing data. They are no
 # subclasses of Python's own errors: an IndexError or a ValueError is a fault of
 # msatools, reported by fault_of, below.
 
@@ -63,7 +63,7 @@ class NotSoError(MissingError):
 
 
 class DamagedDataError(Exception):
-    """Memory that can be read holds what no kernel writes there.
+    """Readable memory holds a value that no kernel writes there.
 
     :param what: What is wrong.
     :param address: Where it is; ``None`` if it is not at one address.
@@ -79,13 +79,13 @@ class DamagedDataError(Exception):
 
 
 UNREADABLE = (FaultError, DamagedDataError)
-"""Memory that is not there, or makes no sense."""
+"""Errors of memory that is not there, or holds impossible values."""
 
 LOST = (*UNREADABLE, MissingError)
 """All that a part of a report may lack: the report goes on without that part."""
 
 
-# --- Faults of msatools itself: where one is, and what its user sends.
+# --- Faults of msatools itself: the place of each, and the report for its authors.
 #
 # An error that no collector expects (see LOST, above) is never explained by the kernel,
 # the dump or the command line: it is reported as ours.
@@ -98,7 +98,7 @@ WHAT_TO_DO = "run it again with --debug, and send its authors what that prints"
 
 _PACKAGE = __name__.partition(".")[0]
 _CALLS = f"{_PACKAGE}.selfdesc.find"
-"""The module by which all others call drgn: a fault is at what calls it."""
+"""The module through which all others call drgn: a fault is in its caller."""
 
 
 class OwnFault(Struct, frozen=True):
@@ -115,7 +115,7 @@ class OwnFault(Struct, frozen=True):
 
 
 def fault_of(error: BaseException) -> OwnFault:
-    """Return the fault that an unexpected error shows."""
+    """Convert an unexpected error to a fault with its place."""
     lines = traceback.format_exception_only(type(error), error)
     return OwnFault(
         f"{_place(error)}: {' '.join(''.join(lines).split())}",

@@ -83,12 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_terminal() -> bool:
-    """Return whether someone is there to read what there is to do."""
+    """Return whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _introduce() -> int:
-    """Say what a user who may not read the running kernel can do."""
+    """Print advice for a user who may not read the running kernel."""
     for line in (
         "this machine, what is wrong with it: sudo msa",
         "a crash dump, what happened: msa VMCORE; a QEMU guest: msa --qemu SOCKET",
@@ -99,7 +99,7 @@ def _introduce() -> int:
 
 
 def _is_argument(word: str) -> bool:
-    """Return whether a word is no name: nothing, an option, a number or a path."""
+    """Return whether a word is no command's name: empty, option, number or path."""
     return not word or word[0] == "-" or "/" in word or bool(_NUMBER.fullmatch(word))
 
 
@@ -197,7 +197,7 @@ def _help() -> str:
 
 
 def _refuse(word: str) -> int:
-    """Say why a word is not accepted, and what is."""
+    """Print why a word is refused, with the nearest or all names; return the status."""
     from difflib import get_close_matches
 
     nearest = get_close_matches(word, (*ALL, HELP), 1)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Helpers for drgn's prompt and for scripts: from an object to what is known of it.
+"""Helpers for drgn's prompt and for scripts that describe a kernel object.
 
 >>> from msatools.helpers import lock_owner
 >>> lock_owner(inode.i_rwsem).comm
 (char [16])"frozen-mkdir"
 
 They stand beside ``drgn.helpers.linux``: most take an object of a kernel and return
-objects of drgn. They need no debug info. What needs all waits, zombies or pages is read
-once for a dump, and with each call for a running kernel, which changes between two.
-``None`` stands for what the kernel does not record, or cannot be read. Of a damaged
-dump they return what could be read; the commands' notes say how much could not.
+objects of drgn. They need no debug info. All waits, zombies or pages, where needed, are
+read once for a dump, and at each call for a running kernel, which changes meanwhile.
+``None`` means that the kernel does not record it, or that it cannot be read. From a
+damaged dump they return the readable part; the commands' notes list the losses.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ __all__ = (
 )
 
 _CACHED = "msatools.helpers"
-"""Key of a program's cache."""
+"""Key of the helpers' results in a program's cache."""
 
 _QUEUED = ("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex")
 """Types of locks that always have a list of their waiters."""
@@ -70,7 +70,7 @@ _MADE = {
     "page": ("struct page *", "pfn_to_page(prog, PFN)"),
     "lock": ("a lock or a pointer to one", "inode.i_rwsem"),
 }
-"""What each argument has to be, and how one comes by such an object."""
+"""Type that each argument must have, and an example that returns such an object."""
 
 T = TypeVar("T")
 
@@ -84,8 +84,8 @@ def lock_owner(lock: Object) -> Object | None:
 
     :param lock: A lock, or a pointer to one: ``struct mutex``, ``struct
         rw_semaphore``, ``struct rt_mutex``, ``struct percpu_rw_semaphore`` ...
-    :return: ``struct task_struct *``; ``None`` if nobody is recorded. Of a rwsem that
-        readers have, it is the last of them, which may have released it since.
+    :return: ``struct task_struct *``; ``None`` if no owner is recorded. If readers
+        hold a rwsem, it is the last of them, which may have released it since.
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -101,7 +101,7 @@ def lock_waiters(lock: Object) -> Iterator[Object]:
     Iterate over the tasks in the queue of a lock, in its order.
 
     :param lock: As for :func:`lock_owner`.
-    :return: Iterator of ``struct task_struct *``; of none if the lock keeps no list.
+    :return: Iterator of ``struct task_struct *``; empty if the lock keeps no list.
     :raises TypeError: if it is no lock
     :raises drgn.FaultError: if the lock cannot be read
     """
@@ -116,14 +116,14 @@ def lock_waiters(lock: Object) -> Iterator[Object]:
 
 def _require(name: str, given: object) -> None:
     """
-    Refuse what is no object of the type that an argument has.
+    Check that an argument is a drgn object of the right type.
 
     :param name: Name of the argument: a key of :data:`_MADE`.
-    :raises TypeError: which says what is asked for
+    :raises TypeError: if it is not; the message names the type
     """
     wanted, such_as = _MADE[name]
     is_right = isinstance(given, Object)
-    if isinstance(given, Object) and name != "lock":  # of those there are many types
+    if isinstance(given, Object) and name != "lock":  # locks have many types
         type_ = given.type_.unaliased()
         is_pointer = type_.kind == drgn.TypeKind.POINTER
         target = type_.type.unaliased() if is_pointer else type_
@@ -143,7 +143,7 @@ def _kind(given: object) -> str:
 
 
 def _pointed(lock: Object) -> Object:
-    """Return what a pointer points to; another object as it is."""
+    """Return the object that a pointer points to; other objects unchanged."""
     is_pointer = lock.type_.unaliased().kind == drgn.TypeKind.POINTER
     return lock[0] if is_pointer else lock
 
@@ -166,7 +166,7 @@ def blocked_tasks(prog: Program) -> Iterator[Object]:
     """
     Iterate over the tasks that are blocked, the longest first.
 
-    A task is blocked that is in uninterruptible sleep, or sleeps for a lock or for
+    A task is blocked if it is in uninterruptible sleep, waits for a lock, or waits for
     something that another task has to do.
 
     :return: Iterator of ``struct task_struct *``.
@@ -199,15 +199,15 @@ def wait_lock(task: Object) -> Object | None:
 
 def wait_chain(task: Object) -> list[Object]:
     """
-    Follow a task to the one that it waits for, and that one to whom it waits for.
+    Follow a task to the task that it waits for, and so on.
 
     Owners are those of ``msa-locks``: recorded by the lock, or known from stacks. Where
     a lock has several owners, the first is followed.
 
     :param task: ``struct task_struct *``
-    :return: ``struct task_struct *`` of the task, and of all who follow. It ends with
-        the one that waits for nobody, before one that is in the list (a deadlock), or
-        before one that cannot be read.
+    :return: ``struct task_struct *`` of the task and of all that follow. The list ends
+        with a task that waits for no other, or before one that is in the list already
+        (a deadlock) or cannot be read.
     """
     _require("task", task)
     prog = task.prog_
@@ -226,10 +226,10 @@ def deadlocks(prog: Program, *, possible: bool = False) -> list[list[Object]]:
     """
     Find the tasks that wait for each other.
 
-    :param possible: Whether those count, too, of which an owner is known from evidence
-        alone, such as a stack: they may be none.
+    :param possible: Whether to include deadlocks with an owner that is known only from
+        evidence, such as a stack: these may be none.
     :return: Lists of ``struct task_struct *``: each waits for the next, the last for
-        the first. One with a task that cannot be read is left out.
+        the first. Tasks that cannot be read are left out.
     """
     found = []
     for deadlock in _waits(prog).deadlocks:
@@ -343,11 +343,11 @@ def processor_sets(prog: Program) -> "list[CpuSet]":
     return list(_once(prog, "cpus", lambda: collect_cpus(prog)).sets)
 
 
-# --- what is read once
+# --- Reports and readers, kept for a dump.
 
 
 def _once(prog: Program, name: str, make: Callable[[], T]) -> T:
-    """Return what is made for a program: once of a dump, anew of a running kernel."""
+    """Call *make*; for a dump only once: its result is kept in the program's cache."""
     describe(prog)  # without debug info, the kernel's own types are loaded
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return make()
@@ -395,7 +395,7 @@ def _task(prog: Program, address: int) -> Object:
 
 
 def _task_of(prog: Program, pid: int) -> Object | None:
-    """Return the thread of an ID; ``None`` if it is gone, or cannot be read."""
+    """Return the thread with an ID; ``None`` if it has ended or cannot be read."""
     try:
         address = find_task(_lookup(prog).reader, pid)
     except LOST:

@@ -4,7 +4,7 @@
 
 A client starts it and talks to it over standard input and output. Each call runs one
 command in a process of its own, so that neither a damaged dump nor a slow one ends the
-server, and returns what the command prints. Nothing is written but that.
+server, and returns the command's output. No file is written.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 SUMMARY = "the commands as tools for assistants that speak MCP, over stdin and stdout"
 
 TIMEOUT_S = 120.0
-"""Seconds that one call may take by default."""
+"""Default time limit of one call, in seconds."""
 
 MAX_CHARACTERS = 60_000
-"""Largest answer: some 20,000 tokens."""
+"""Maximum length of an answer, in characters: some 20,000 tokens."""
 
 INSTRUCTIONS = """\
 These tools read the memory of a Linux kernel, of a crash dump or of the machine that \
@@ -96,7 +96,7 @@ def make_server(timeout_s: float = TIMEOUT_S) -> "MCPServer":
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 
-    # Its log would be mixed with the user's terminal, a line a call.
+    # At the level INFO it would log a line per call to the user's terminal.
     server = MCPServer(
         "msatools",
         version=__version__,
@@ -183,7 +183,7 @@ async def _run(words: Sequence[str], timeout_s: float) -> str:
     """
     from mcp.server.mcpserver.exceptions import ToolError
 
-    # The server's standard input is its client's.
+    # The server's standard input carries the protocol: the process must not read it.
     process = await asyncio.create_subprocess_exec(
         *(*_PROGRAM, *words), stdin=DEVNULL, stdout=PIPE, stderr=PIPE
     )
@@ -207,7 +207,7 @@ async def _run(words: Sequence[str], timeout_s: float) -> str:
     if said := err.decode(errors="replace").strip():
         text += f"\n{said}\n" if text else said
     if status not in (0, _STATUS_INCOMPLETE):
-        # After a fault of ours there are the other sections of a report.
+        # Even after a fault of msatools, the text has the other sections of a report.
         raise ToolError(text)
     return text
 
@@ -223,7 +223,7 @@ def _refuse_files(args: Namespace) -> None:
 
 
 def shorten(text: str) -> str:
-    """Return whole lines of a text up to :data:`MAX_CHARACTERS`, and what is left."""
+    """Cut a text to whole lines, :data:`MAX_CHARACTERS` at most; count the others."""
     if len(text) <= MAX_CHARACTERS:
         return text
     end = text.rfind("\n", 0, MAX_CHARACTERS) + 1 or MAX_CHARACTERS

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Models: the fields, keys in JSON and marks of each, and what reports have in common.
+"""Models: their fields, JSON keys and marks, and the base class of all reports.
 
-A model is a :class:`msgspec.Struct`. What JSON has of a field is said by marks beside
-its type::
+A model is a :class:`msgspec.Struct`. Marks beside a field's type decide how JSON shows
+the field::
 
     cost: Annotated[Cost | None, ADDED] = None
 """
@@ -98,7 +98,7 @@ class Gauge(Struct, frozen=True, kw_only=True):
     help: str
     labels: tuple[str, ...] = ()
     values: Mapping[tuple[str, ...], float]
-    """The numbers by the values of the labels; what is not known is not there."""
+    """The numbers by the values of the labels; without those that are not known."""
 
 
 def single(name: str, help: str, value: float | None) -> Gauge:
@@ -126,7 +126,7 @@ class DiffRows(Struct, frozen=True, kw_only=True):
     """Other fields, shown with both values."""
 
     lived: str | None = None
-    """Field with the age of the row's thing; a different start means another thing."""
+    """Field with the age of the task in a row; another start means another task."""
 
 
 # --- The document of --why --json: what names in an output mean.
@@ -152,7 +152,7 @@ class Explained(Struct, frozen=True):
 
 
 class Explanations(Struct, frozen=True):
-    """What the names mean that were asked for."""
+    """The meanings of the names that were asked for."""
 
     schema: ClassVar[str] = "msatools.why/1"
 
@@ -170,7 +170,7 @@ WIDTH = 120
 """Maximum length of the line that a report shows of itself at a prompt."""
 
 _LEAST = 12
-"""Characters of a path that are shown even so."""
+"""Minimum number of a path's last characters that are shown in any case."""
 
 
 class Presented:
@@ -192,12 +192,12 @@ class Presented:
         return found
 
     def __repr__(self) -> str:
-        """Return one short line: of what it is a report, and how many rows it has."""
+        """Return one short line: the report's subject, and its numbers of rows."""
         rows = ", ".join(self._sizes()) or "no rows"
         files, others = self._subject()
         text = self._line([*files, *others], rows)
         if (over := len(text) - WIDTH) > 0:
-            # What differs is at the end of a path.
+            # Paths differ at their ends: cut them at the front.
             cut = -(-over // len(files)) + 1
             files = [f"…{each[cut:] or each[-_LEAST:]}" for each in files]
             text = self._line([*files, *others], rows)
@@ -208,7 +208,7 @@ class Presented:
         return f"<{type(self).__name__} of {', '.join(map(repr, subject))}: {rows}>"
 
     def _subject(self) -> tuple[list[str], list[str]]:
-        """Return the file and the release; of a difference both files."""
+        """Return the file and the release of a report; of a comparison, both files."""
         if (target := getattr(self, "target", None)) is not None:
             return [str(target.path)], [str(target.release)]
         sides = getattr(self, "before", None), getattr(self, "after", None)
@@ -247,5 +247,5 @@ class Presented:
 
 
 def _above(module: str) -> Any:
-    # By name: what shows the models stands above them.
+    # Imported by name: modules that present models are above this one.
     return import_module(f"msatools.{module}")

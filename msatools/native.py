@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Loads the parts in C, for which Python and numpy stand in where they were not built.
+Load the parts in C; where they were not built, Python and numpy replace them.
 
-The results are the same, in several times the time. ``MSATOOLS_NATIVE=no`` turns them
-off.
+Without them the results are the same, but take several times as long.
+``MSATOOLS_NATIVE=no`` turns the parts in C off.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ def is_wanted() -> bool:
 
 
 def load(name: str, version: str, expected: int) -> ctypes.CDLL | None:
-    """Load a part; ``None`` if it was not built, or from another source.
+    """Load a part; ``None`` if it was not built, or has another version.
 
-    :param name: Its name as of a module: it cannot be imported, but it is built,
+    :param name: Name of the part, as of a module: it cannot be imported, but is built,
         installed and found like one.
-    :param version: Its function that returns its version, as an ``int64_t``: an
-        editable installation may have a library of another one.
+    :param version: Name of its function that returns its version as an ``int64_t``: an
+        editable installation may have a library of another version.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:

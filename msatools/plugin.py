@@ -64,7 +64,7 @@ class LazyCommand:
         from msatools.registry import one_thread
 
         with one_thread():
-            # Commands import it when they start.
+            # Imported here, with one thread, before commands import it.
             import numpy  # noqa: F401
 
             from msatools.cli.drgn_prompt import run_in_drgn
@@ -100,7 +100,7 @@ def drgn_prog_set(prog: Program) -> None:
 
 
 def _load_types(prog: Program) -> str:
-    """Load the kernel's own types, and return the line that says so."""
+    """Load the kernel's own types, and return the line that reports it to the user."""
     from msatools.registry import one_thread
 
     with one_thread():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the commands print of a report, for rich and for notebooks.
+"""Render a report as its command prints it, for rich, prompts and notebooks.
 
 :class:`msatools.model.Presented` calls it.
 """
@@ -64,13 +64,13 @@ def _spans(line: plain.Line) -> Iterator[str]:
 
 
 def _lines(report: Any) -> Iterator[plain.Line]:
-    """Yield the lines, in which what is not printable is escaped."""
+    """Yield the lines of a report; unprintable characters are escaped."""
     for block in blocks(report):
         yield from plain.lines(block)
 
 
 def blocks(report: Any) -> Iterable[Block]:
-    """Return what the command that makes such reports prints without options."""
+    """Return the blocks that the report's command prints without options."""
     from msatools.memory.diff import MemstatDiff
     from msatools.render.diff import diff_blocks
     from msatools.render.memstat.diff import memstat_diff_blocks

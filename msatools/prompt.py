@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What drgn's prompt lacks: ``%help``, completion with Tab, hints at failed lookups.
+"""Add to drgn's prompt ``%help``, completion with Tab, and hints at failed lookups.
 
 The plugin calls it for each kernel that drgn opens.
 """
@@ -34,7 +34,7 @@ _MARK = "_msatools_has_commands"
 once it gives hints."""
 
 _NOT_FOUND = r"could not find (?:\w+ )?'(?:(\w+) )?([^']+)'(?s:.*)"
-"""What drgn's errors of lookups say; it is compiled when one occurs."""
+"""Pattern of drgn's errors of failed lookups; compiled only when one occurs."""
 
 _KINDS = {
     "struct": (TypeKind.STRUCT,),
@@ -79,7 +79,7 @@ def complete_commands() -> None:
     """Have drgn's completer complete lines that begin with ``%``.
 
     drgn has no interface for it. Without its completer, as in scripts, nothing is done.
-    The completer is for good, so it keeps no program: it asks for the prompt's.
+    The change is permanent, so it keeps no program but asks for the default one.
     """
     completer: Any = _of_drgn("rlcompleter", "Completer")
     readline: Any = _of_drgn("repl", "readline")
@@ -103,15 +103,15 @@ def complete_commands() -> None:
 
 
 def _of_drgn(module: str, name: str) -> object | None:
-    """Return what an internal module of drgn has by that name, if it was imported."""
+    """Return an attribute of a module in ``drgn.internal``, if it was imported."""
     return getattr(sys.modules.get(f"drgn.internal.{module}"), name, None)
 
 
 def matches(prog: Program, line: str, text: str) -> list[str]:
-    """Return what the end of a line may become.
+    """Return the completions of the end of a line.
 
     :param line: The line up to the cursor, from ``%`` on.
-    :param text: The end of it that is replaced, without what separates words.
+    :param text: The end of the line that is replaced, after the last separator.
     """
     typed = line[1:].split(" ")
     name, word = typed[0], typed[-1]
@@ -135,10 +135,10 @@ def _options(name: str) -> list[str]:
 
 
 def _values(name: str, before: str, word: str) -> list[str]:
-    """Return what a value may become: one name, or the last of a list with commas.
+    """Return the completions of a value: a name, or the last in a list with commas.
 
-    :param before: The word before, which may be its option; or it is in *word*, before
-        an equals sign.
+    :param before: The word before, which may be the value's option; else the option is
+        in *word*, before an equals sign.
     """
     start = ""
     if word.startswith("--") and "=" in word:
@@ -162,9 +162,9 @@ def _options_of(name: str) -> "tuple[Option, ...]":
 
 
 def hint_at_failed_lookups() -> None:
-    """Have errors that end a line or a script of drgn say what would help.
+    """Add advice to errors of lookups that end a line or a script of drgn.
 
-    It is for sessions with the kernel's own types: others than drgn's are left alone.
+    Only processes of drgn's own command are changed; see :func:`hint` for the advice.
     """
     original = sys.excepthook
     if "drgn.cli" not in sys.modules or hasattr(original, _MARK):
@@ -190,7 +190,7 @@ def hint_at_failed_lookups() -> None:
 def _without_own_frames(
     error: BaseException, traceback: TracebackType | None
 ) -> TracebackType | None:
-    """Return a traceback from what the user ran to where drgn refused a name."""
+    """Return a traceback from the user's code to where drgn refused a name."""
     from msatools.errors import UncertainNameError
 
     frames = [*_frames(traceback)]

@@ -29,7 +29,7 @@ NAMES = (
 
 
 def load(name: str) -> "Command[Any]":
-    """Import a command, which imports all that it needs."""
+    """Import a command, and with it numpy and the other modules that it needs."""
     with one_thread():
         command: Command[Any] = import_module(f"msatools.commands.{name}").COMMAND
     return command
@@ -53,21 +53,21 @@ def load_group(name: str) -> "CommandGroup":
 #
 # The console scripts set the variable for their process, and all that these start
 # inherit it. drgn's prompt is the user's process, whose environment is passed on to
-# whatever is started there: it is set for the import alone. A program that uses
-# msatools as a library has its own way to import numpy, which stays its own.
+# all programs started there: it is set for the import alone. A program that uses
+# msatools as a library decides itself how it imports numpy.
 
 
 _VARIABLE = "OPENBLAS_NUM_THREADS"
 
 
 def allow_one_thread() -> None:
-    """Let numpy have one thread in this process and its children, if no one chose."""
+    """Limit numpy to one thread here and in children, unless the variable is set."""
     os.environ.setdefault(_VARIABLE, "1")
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let numpy have one thread if it is imported in the block, if no one chose."""
+    """Limit numpy to one thread if the block imports it, unless the variable is set."""
     if "numpy" in sys.modules or _VARIABLE in os.environ:
         yield
         return

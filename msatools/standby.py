@@ -56,7 +56,7 @@ class Answers(Protocol):
 
 
 class Standby:
-    """The finders of one program, which load what they serve when first needed.
+    """The finders of one program, which load types and symbols when first needed.
 
     drgn's order is: the hook of plugins, then the search for debug info, for which it
     asks for ``struct module``, loads what it finds, and asks again. So this waits until
@@ -64,8 +64,8 @@ class Standby:
 
     It keeps no program, which holds on to files and sockets.
 
-    :param load: Loads types and symbols, which ends in :meth:`serve`; returns the line
-        that says so.
+    :param load: Loads types and symbols, and calls :meth:`serve`; returns the line that
+        reports it to the user.
     """
 
     def __init__(self, load: Callable[[Program], str]) -> None:
@@ -74,7 +74,7 @@ class Standby:
         self._was_asked_by_drgn = False
 
     def register(self, prog: Program) -> None:
-        """Register the finders behind all of the program's."""
+        """Register the finders behind all others of the program."""
         prog.cache[_KEY] = self
         prog.register_type_finder(NAME, self.find_type, enable_index=-1)
         prog.register_object_finder(NAME, self.find_object, enable_index=-1)
@@ -86,7 +86,7 @@ class Standby:
         prog.register_debug_info_finder(NAME, self._after_search, enable_index=-1)
 
     def serve(self, answers: Answers) -> None:
-        """Answer from now on, with what was loaded."""
+        """Answer from now on with *answers*."""
         self._load = None
         self._serving = answers
 
@@ -99,7 +99,7 @@ class Standby:
     ) -> Type | None:
         """Find a type; ``None`` while drgn has not searched for debug info."""
         if self._load is not None and name == "module" and _may_search(prog):
-            # It is drgn that asks, unless it asks again without having searched.
+            # drgn asks first, searches, and asks again: answer only every second time.
             self._was_asked_by_drgn = not self._was_asked_by_drgn
             if self._was_asked_by_drgn:
                 return None
@@ -131,11 +131,11 @@ class Standby:
             if _is_kernel(module) and module.wants_debug_file():
                 self._activate(module.prog)
                 if self._serving is not None:
-                    # drgn does not warn of it, and a later request makes it WANT.
+                    # So drgn does not warn; a later request makes it WANT again.
                     module.debug_file_status = ModuleFileStatus.DONT_WANT
 
     def _leave_modules(self, modules: list[Module]) -> None:
-        """Have no debug info of modules searched for while this serves."""
+        """Keep drgn from searching for debug info of modules while this serves."""
         if self._serving is None or _has_debug_info(modules[0].prog):
             return
         for module in modules:
@@ -143,7 +143,7 @@ class Standby:
                 module.debug_file_status = ModuleFileStatus.DONT_WANT
 
     def _activate(self, prog: Program) -> None:
-        """Load types and symbols, once; whatever is wrong costs one line."""
+        """Load types and symbols once; an error becomes one line of warning."""
         load, self._load = self._load, None
         if load is None:
             return
@@ -185,7 +185,7 @@ def _has_debug_info(prog: Program) -> bool:
 
 
 def _may_search(prog: Program) -> bool:
-    """Return whether drgn is yet to search, if it finds no types of modules."""
+    """Return whether drgn may still search for the kernel's debug info."""
     main = _main(prog)
     return main is not None and main.debug_file_status in (
         ModuleFileStatus.WANT,

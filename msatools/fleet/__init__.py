@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Many dumps: a report of each on Dask's workers, kept as Parquet, and their buckets.
+"""Report on many dumps with Dask, store results as Parquet, and group them by bug.
 
-It stands on the JSON of msa-report alone. ``run`` makes the reports, ``store`` keeps
-them, ``buckets`` sorts them by what happened.
+The only input is the JSON of msa-report. ``run`` makes the reports, ``store`` keeps
+them, ``buckets`` groups dumps that are most likely of one bug.
 """
 
 __all__ = (

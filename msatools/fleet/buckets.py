@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The dumps in a folder of results, selected and put into buckets; and gauges."""
+"""Select dumps from a folder of results, put them into buckets, and make gauges."""
 
 import json
 from collections import Counter, defaultdict
@@ -29,27 +29,27 @@ SELECT result, code, severity, confidence, "text" FROM verdicts ORDER BY result,
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """Which dumps are wanted; ``None`` for all."""
+    """Conditions on dumps and buckets; a condition that is ``None`` selects all."""
 
     host: str | None = None
-    """Pattern of the shell."""
+    """Shell pattern of the host's name."""
 
     release: str | None = None
-    """Pattern of the shell."""
+    """Shell pattern of the kernel's release."""
 
     verdict: str | None = None
-    """Code of one of the verdicts."""
+    """Code that at least one verdict of the dump has."""
 
     new_since_ns: int | None = None
-    """Only buckets that were first seen then or later; in ns since 1970."""
+    """Earliest time at which buckets were first seen, inclusive; in ns since 1970."""
 
     @property
     def is_all(self) -> bool:
-        """Whether all dumps are wanted."""
+        """Whether all dumps are selected."""
         return self == Choice()
 
     def takes(self, dump: FleetDump) -> bool:
-        """Return whether a dump is wanted, whatever its bucket is."""
+        """Return whether a dump's host, release and verdicts match."""
         return (
             _matches(dump.host, self.host)
             and _matches(dump.release, self.release)
@@ -60,7 +60,7 @@ class Choice(Struct, frozen=True, kw_only=True):
         )
 
     def is_new(self, bucket: Bucket) -> bool:
-        """Return whether a bucket is new enough."""
+        """Return whether a bucket was first seen at ``new_since_ns`` or later."""
         since_ns, first_ns = self.new_since_ns, bucket.first_ns
         return since_ns is None or (first_ns is not None and first_ns >= since_ns)
 
@@ -142,15 +142,15 @@ def _dumps(results: Results, with_reports: bool) -> Iterator[FleetDump]:
 
 
 def _key(dump: FleetDump) -> tuple[str | None, tuple[str, ...]]:
-    """Return what a dump has in common with the others in its bucket."""
+    """Return the key of a dump's bucket: its fingerprint, or else its worst codes."""
     codes = () if dump.fingerprint else _worst_codes(dump.verdicts)
     return dump.fingerprint, codes
 
 
 def _worst_codes(verdicts: Sequence[FleetVerdict]) -> tuple[str, ...]:
-    """Return the codes of the verdicts of the worst severity among them.
+    """Return the codes of the verdicts of the worst severity; none if it is info.
 
-    Whether a dump is damaged says nothing about the kernel.
+    ``dump-damaged`` does not count: it is about the file, not the kernel.
     """
     those = [each for each in verdicts if each.code != "dump-damaged"]
     worst = those[0].severity if those else None
@@ -160,7 +160,7 @@ def _worst_codes(verdicts: Sequence[FleetVerdict]) -> tuple[str, ...]:
 
 
 def _bucket(dumps: Sequence[FleetDump]) -> Bucket:
-    """Return the bucket of dumps, the oldest of which is first."""
+    """Return the bucket of *dumps*, which are sorted by time, the oldest first."""
     fingerprint, codes = _key(dumps[0])
     times = [dump.time_ns for dump in dumps if dump.time_ns is not None]
     first_ns, last_ns = (min(times), max(times)) if times else (None, None)
@@ -187,7 +187,7 @@ def _bucket(dumps: Sequence[FleetDump]) -> Bucket:
 
 
 def days(dumps: Iterable[FleetDump]) -> dict[str, int]:
-    """Return the number of dumps by day, in order."""
+    """Return the number of dumps by day (``2026-11-23``), in order of time."""
     found = Counter(dump.time[:10] for dump in dumps if dump.time is not None)
     return dict(sorted(found.items()))
 
@@ -211,11 +211,11 @@ def iso(time_ns: int | None) -> str | None:
 
 
 MAX_CODES = 100
-"""Codes of verdicts, of which there are some thirty: a dump can make up others."""
+"""Maximum verdict codes in gauges: a hostile dump can invent any number of them."""
 
 
 def gauges(report: FleetReport) -> Iterator[Gauge]:
-    """Yield the gauges of a fleet; hosts and fingerprints have no labels: too many."""
+    """Yield the gauges of a fleet. Hosts and fingerprints are too many for labels."""
     states: dict[tuple[str, ...], float] = {
         (state,): report.states.get(state, 0) for state in get_args(State)
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The dumps that arguments name, their identity, and their rows in the results."""
+"""Find the dumps that arguments name, identify them, and make their result rows."""
 
 import glob
 import hashlib
@@ -43,16 +43,16 @@ _NAMES = (
     *("*vmcore*", "*.kdump", "*.core", "*.dump"),
     *("*.mem", "*.vmem", "*.lime", "memory-ranges"),
 )
-"""Names that dumps and files with memory have, whatever is in the file."""
+"""Patterns of names that make a file a dump, whatever it contains."""
 
 _BESIDE = ("*dmesg*", "*.txt", "*.log", "*.json", "*.lock", ".*")
 """Names of files that tools write beside dumps."""
 
 _LEAST_MEMORY, _MEMORY_UNIT = 32 << 20, 1 << 20
-"""Minimum size of a file that is looked into, and what its size is a multiple of."""
+"""Minimum size of a file searched as raw memory, and the unit of its size; bytes."""
 
 _MOST_SEARCHED = 1 << 30
-"""Bytes that are searched: less than a second."""
+"""Maximum bytes searched in one file, which takes less than a second."""
 
 _MOST_EXTENTS = 1 << 16
 
@@ -64,7 +64,7 @@ Unread = Callable[[OSError], object]
 """Called for each folder that cannot be read."""
 
 LeftOut = Callable[[str, str], object]
-"""Called with the path of each file of a folder that is no dump, and what it is."""
+"""Called with the path and the kind of each file in a folder that is no dump."""
 
 NO_DUMP = "no dump"
 """The kind of a file that is no dump and of no known format."""
@@ -87,8 +87,8 @@ def find_dumps(
 ) -> Iterator[str]:
     """Yield the path of each dump once, in the order of the words.
 
-    A file that is named is a dump. Of a folder those are that look like one; links to
-    folders are not followed.
+    Each named file counts as a dump; in a folder, only files that look like one do.
+    Links to folders are not followed.
 
     :param listed: Lines of the list, if one of the words is ``-``.
     :param told: Called for each folder that cannot be read, and each file left out.
@@ -97,7 +97,7 @@ def find_dumps(
     seen: set[str] = set()
     for word in words:
         for path in _paths(word, listed, told):
-            # A link, too, may lead to it.
+            # Several links may lead to one file.
             file = os.path.realpath(path)
             if file not in seen:
                 seen.add(file)
@@ -111,7 +111,7 @@ def _paths(word: str, listed: Iterable[str], told: Told) -> Iterator[str]:
     elif os.path.isdir(word):
         yield from _in_folder(word, told)
     elif os.path.exists(word) or not glob.has_magic(word):
-        # What is not there gets a row that says so.
+        # A missing file gets a row with that error.
         yield word
     else:
         found = sorted(_matching(word))
@@ -124,8 +124,8 @@ def _paths(word: str, listed: Iterable[str], told: Told) -> Iterator[str]:
 def _matching(pattern: str) -> Iterator[str]:
     """Yield the paths that a pattern matches.
 
-    At ``**`` no links to folders are followed, which glob.glob does: they may lead in
-    circles, of which it finds each way round.
+    Unlike glob.glob, ``**`` does not follow links to folders: they may form cycles,
+    whose paths glob.glob repeats.
     """
     head, stars, tail = pattern.partition("**/")
     if not stars or (head and not head.endswith("/")):
@@ -139,9 +139,9 @@ def _matching(pattern: str) -> Iterator[str]:
 
 
 def _in_folder(folder: str, told: Told) -> Iterator[str]:
-    """Yield the dumps in a folder and those below it, in order.
+    """Yield the dumps in a folder and its subfolders, sorted by name.
 
-    A kernel's log counts where there is no dump beside it: it is of the same crash.
+    A kernel's log counts only without a dump beside it, which has the same crash.
     """
     for parent, folders, files in os.walk(folder, onerror=told.unread):
         folders.sort()
@@ -166,24 +166,24 @@ def _in_folder(folder: str, told: Told) -> Iterator[str]:
 
 
 def _logs(paths: Sequence[str]) -> Sequence[str]:
-    """Return those of the files in a folder that are logs of kernels."""
+    """Return the files that are logs of kernels; *paths* are in one folder."""
     found = [
         path
         for path in paths
-        # The second is that of the capture kernel.
+        # kexec-dmesg is the log of the capture kernel.
         if not os.path.basename(path).startswith((".", "kexec-dmesg")) and is_log(path)
     ]
-    # systemd-pstore puts the parts together.
+    # systemd-pstore joins the parts of a log to dmesg.txt.
     whole = [path for path in found if os.path.basename(path) == "dmesg.txt"]
     return whole or found
 
 
 def is_log(path: str) -> bool:
-    """Return whether a file that is no dump is a kernel's log, by its ends."""
+    """Return whether a file is a kernel's log, by its first and last bytes."""
     try:
         if not may_be_log(path):
             return False
-        # Few files are.
+        # Imported late: few files get here.
         from msatools.program.log_text import LogBytes, parse_log
 
         with formats.opened(path) as read:
@@ -199,7 +199,7 @@ def _is_beside(name: str) -> bool:
 
 
 def _what_else(name: str, path: str) -> str | None:
-    """Return what a file is that is no dump by its name or its start.
+    """Return the kind of a file that is no dump, by its name and its first bytes.
 
     :return: ``None`` for a dump, and for a file that cannot be read.
     """
@@ -235,8 +235,8 @@ def _has_vmware_memory(path: str) -> bool:
 def _has_kernel(path: str) -> bool:
     """Return whether a file of no known kind looks like a guest's memory.
 
-    Its end is searched for VMCOREINFO: the kernel takes a page for it when hardly any
-    is used, and the highest first. A file that is named is searched as a whole.
+    Only the end is searched for VMCOREINFO: the kernel allocates its page early in
+    boot, from the highest addresses down. Opening a named file searches all of it.
     """
     try:
         memory = FileMemory("raw memory", path)
@@ -258,14 +258,14 @@ def _has_kernel(path: str) -> bool:
 
 # --- The identity of a dump, from the first part of its file alone.
 #
-# It is the same wherever the file lies, and differs for each crash: the headers, the
+# Copies have the same identity, and each crash has another one: the headers, the
 # registers of the CPUs and VMCOREINFO, which has the kernel's build, its place in
 # memory (another after each boot) and the time of the crash, all lie there in every
 # format.
 
 
 READ_BYTES = 256 << 10
-"""Read of each file: headers, VMCOREINFO, and the registers of some 500 CPUs."""
+"""Bytes read from each file: headers, VMCOREINFO, registers of some 500 CPUs."""
 
 _OSRELEASE = re.compile(rb"\nOSRELEASE=([^\n\0]{1,64})\n", re.ASCII)
 _NOTES = re.compile(rb"\n(?:OSRELEASE|BUILD-ID|KERNELOFFSET|CRASHTIME)=[^\n]{1,99}")
@@ -273,17 +273,17 @@ _NOTES = re.compile(rb"\n(?:OSRELEASE|BUILD-ID|KERNELOFFSET|CRASHTIME)=[^\n]{1,9
 
 _CRASHTIME = re.compile(rb"\nCRASHTIME=(\d{1,12})\n")
 _NODENAME, _RELEASE = slice(12 + 65, 12 + 2 * 65), slice(12 + 2 * 65, 12 + 3 * 65)
-"""Members of ``utsname`` in ``struct disk_dump_header``."""
+"""Bytes of ``nodename`` and ``release`` in ``struct disk_dump_header``."""
 
 _TIMESTAMP = 12 + 6 * 65 + 6
 """Offset of the ``struct timeval`` in the header of a 64-bit machine."""
 
 END_S = 1 << 33
-"""Times are before the year 2242, so that they fit into 64 bits in ns."""
+"""End of plausible times, in s since 1970 (year 2242): in ns, 64 bits hold them."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """A dump file, and what its first part says about the crash."""
+    """A dump file, and the facts about its crash in the first part of the file."""
 
     path: str
     digest: str
@@ -294,10 +294,11 @@ class Identity(Struct, frozen=True, kw_only=True):
     host: str | None
     release: str | None
     time_ns: int | None
-    """When the kernel crashed, or the dump was written; in ns since 1970."""
+    """When the kernel crashed, or the dump was written, in ns since 1970; ``None`` if
+    unknown."""
 
     error: str | None
-    """Why the file cannot be read, if it cannot."""
+    """Why the file cannot be read; ``None`` if it can."""
 
     @property
     def is_known(self) -> bool:
@@ -326,7 +327,7 @@ def identify(path: str) -> Identity:
     time_ns = _identity_time_ns(int(crash_time or 0)) or written_ns
     common_part = _common_part(head)
     digest = hashlib.sha256(common_part or b"%d\n" % size + head)
-    # Of two logs that are the same one is a copy.
+    # Identical logs are copies, wherever they lie.
     is_text = not release and is_log(path)
     if is_text:
         # Logs of one machine may begin alike.
@@ -335,7 +336,7 @@ def identify(path: str) -> Identity:
         # QEMU's dumps of an idle guest may differ in nothing else.
         digest.update(b"%d\n" % status.st_mtime_ns)
     if not release and not is_text:
-        # Not a dump: what such files have in common means nothing.
+        # Not a dump: such files are never taken for copies of each other.
         digest.update(os.fsencode(os.path.abspath(path)))
     return Identity(
         path=path,
@@ -349,9 +350,9 @@ def identify(path: str) -> Identity:
 
 
 def _common_part(head: bytes) -> bytes:
-    """Return what the parts of a split dump have the same; empty for another file.
+    """Return the bytes that all parts of a split dump share; empty for other files.
 
-    ``makedumpfile --split`` wrote them, and they are read together from any of them.
+    ``makedumpfile --split`` writes the parts; opening one of them opens all.
     """
     header = _header(head)
     if header is None or header.part is None:
@@ -369,9 +370,9 @@ def _header(head: bytes) -> formats.Kdump | None:
 
 
 def unknown(path: str, error: str) -> Identity:
-    """Return the identity of a dump that could not be read, so that it is no dump's.
+    """Return an identity for an unreadable file, which no dump shares.
 
-    :param error: Why it could not.
+    :param error: Why the file could not be read.
     """
     digest = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()[:32]
     return Identity(
@@ -391,7 +392,7 @@ def _found(pattern: re.Pattern[bytes], head: bytes) -> str | None:
 
 
 def _kdump_header(head: bytes) -> tuple[str | None, str | None, int | None]:
-    """Return host, release and the time of writing, as far as a header has them."""
+    """Return host, release and time of writing in ns; ``None`` for each unknown one."""
     if not head.startswith(formats.KDUMP_SIGNATURE):
         return None, None, None
     host = _name(head[_NODENAME])
@@ -409,7 +410,7 @@ def _name(field: bytes) -> str | None:
 
 
 def _identity_time_ns(seconds: int, microseconds: int = 0) -> int | None:
-    """Return a time in ns; ``None`` if it is not one of these centuries."""
+    """Return a time in ns since 1970; ``None`` if it is 0 or beyond :data:`END_S`."""
     if not (0 < seconds < END_S and 0 <= microseconds < 10**6):
         return None
     return seconds * 10**9 + microseconds * 1000
@@ -421,7 +422,7 @@ def _identity_time_ns(seconds: int, microseconds: int = 0) -> int | None:
 Row = Mapping[str, object]
 
 VERSION = msatools.__version__
-"""Version of the reports: another one has each dump read anew."""
+"""Version of new reports; a dump whose report has another version is read again."""
 
 _CODE = re.compile("[a-z][a-z0-9-]{0,39}")
 """What the code of a verdict looks like."""
@@ -444,7 +445,7 @@ def result_of(identity: Identity, outcome: Outcome) -> Result:
     try:
         return _result(identity, outcome)
     except (AttributeError, KeyError, TypeError, ValueError):
-        # The process that printed it has read the dump, and is not to be trusted.
+        # The printing process has read the dump: its output is untrusted.
         broken = replace(outcome, state="crashed", error=NO_REPORT, report=None)
         return _result(identity, broken)
 
@@ -473,12 +474,12 @@ def _result(identity: Identity, outcome: Outcome) -> Result:
 
 
 def _of_header(identity: Identity, report: Mapping[str, Any]) -> Row:
-    """Return what headers say, and of the rest what the report says."""
+    """Return the columns on machine and kernel, from the headers and the report."""
     machine = report.get("machine") or {}
     target = report.get("target") or {}
     host = _text(machine.get("host"))
     return {
-        # makedumpfile copies the name from where the report has it from.
+        # makedumpfile copies it from init_uts_ns, which the report reads as well.
         "host": identity.host or (None if host == "(none)" else host),
         "release": identity.release or _text(target.get("release")),
         "arch": _text(target.get("arch")),
@@ -530,7 +531,7 @@ def _storable(text: str) -> str:
 
 
 def _number(value: object) -> int | None:
-    """Return a number that fits into a column of 64 bits."""
+    """Return an integer that fits into a 64-bit column; ``None`` for other values."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if not is_number:
         return None
@@ -539,6 +540,6 @@ def _number(value: object) -> int | None:
 
 
 def _rows_time_ns(value: object) -> int | None:
-    """Return a time that is one of these centuries."""
+    """Return a time in ns since 1970; ``None`` if it is no number or implausible."""
     number = _number(value)
     return number if number is not None and 0 < number < END_S * 10**9 else None

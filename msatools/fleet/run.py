@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A run: a report of each dump on Dask's workers, stored as they come."""
+"""Report on each dump with Dask's workers, and store the results as they come."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from msatools.fleet.dumps import VERSION, Identity, Result, identify, result_of,
 from msatools.fleet.single import Bounds, FleetError, Outcome, State
 from msatools.fleet.store import Results
 
-# --- The Dask cluster that reads the dumps: one of this machine, or one that is there.
+# --- The Dask cluster that reads the dumps: started on this machine, or existing.
 
 
 CONNECT = "30s"
-"""How long to wait for a scheduler, and between it and workers."""
+"""Timeout for connecting to the scheduler, and between it and workers."""
 
 _SETTINGS = {
-    # A task that loses its worker is put back; the run counts, too.
+    # Dask restarts a task whose worker is lost; Run counts such losses as well.
     "distributed.scheduler.allowed-failures": 20,
-    # A worker has no more tasks than it works on: of its end no others are suspected.
+    # A worker holds only the task that it runs: if it ends, no other is suspected.
     "distributed.scheduler.worker-saturation": 1.0,
     "distributed.comm.timeouts.connect": CONNECT,
     # Workers have no results to speak of, and must not write them anywhere.
@@ -62,8 +62,8 @@ def local(
 ) -> Iterator[Client]:
     """Yield a client of a cluster on this machine, whose workers nannies watch.
 
-    All of it talks over TLS with a key of its own: who can send a worker work can do
-    what the worker can.
+    All connections use TLS with a key made for this cluster: whoever can send a worker
+    tasks can do anything that the worker can.
 
     :param settings: Further settings of Dask.
     :raises FleetError: if workers do not start
@@ -92,7 +92,7 @@ def _start(workers: int, bounds: Bounds) -> LocalCluster:
             security=True,
             silence_logs=logging.CRITICAL,
         )
-    # Whatever a nanny meets, too.
+    # Any error of a nanny may surface here.
     except Exception as error:
         cause = _first_cause(error)
         raise FleetError(
@@ -108,17 +108,17 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _silence_logs() -> None:
-    """Leave errors to us; they become exceptions as well."""
+    """Silence Dask's loggers: their errors are also raised as exceptions."""
     for name in ("distributed", "distributed.client", "distributed.core"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextlib.contextmanager
 def _no_modules_here() -> Iterator[None]:
-    """Have programs that are started find no modules in the current directory.
+    """Keep started Python programs from importing from the current directory.
 
-    Dask starts workers by ``python -c``, which looks there first, and it may be one of
-    dumps that anyone can write to. Python heeds the variable since 3.11.
+    Dask starts workers by ``python -c``, which imports from there first, and anyone may
+    be able to write to a folder of dumps. Python 3.11 and later heed the variable.
     """
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -135,9 +135,9 @@ def _no_modules_here() -> Iterator[None]:
 def remote(address: str) -> Iterator[Client]:
     """Yield a client of the scheduler at *address*.
 
-    It may have no workers yet, which a batch system starts when there is room.
+    The scheduler may have no workers yet: a batch system may start them later.
 
-    :raises FleetError: if there is none
+    :raises FleetError: if no scheduler answers
     """
     _silence_logs()
     with dask.config.set({"distributed.comm.timeouts.connect": CONNECT}):
@@ -152,11 +152,11 @@ def remote(address: str) -> Iterator[Client]:
 
 
 def replace_lost(client: Client) -> None:
-    """Have workers replaced whose nannies gave up; call it now and then.
+    """Replace workers whose nannies gave up; to be called periodically.
 
     A nanny starts its worker again if it ends while it runs, but not if it ends while
-    it starts (Nanny._on_worker_exit of distributed 2026.8). Of somebody's cluster it is
-    not for us to say how many workers it has.
+    it starts (Nanny._on_worker_exit of distributed 2026.8). An existing cluster is left
+    alone: its owner decides how many workers it has.
     """
     cluster = client.cluster
     if cluster is not None:
@@ -180,12 +180,12 @@ Report = Callable[[str], Outcome]
 """Returns the result for the dump at a path; workers import it by its name."""
 
 MAX_TRIES = 5
-"""Times that a dump is read whose workers are lost, or which changes meanwhile."""
+"""Maximum attempts at a dump whose workers are lost, or that changes meanwhile."""
 
 CHANGES = "it changes while it is read; run this again when it is whole"
 
 _AHEAD = 4
-"""Dumps in the cluster for each that is being read, so that no worker waits."""
+"""Dumps submitted to the cluster per worker, so that no worker idles."""
 
 _LEAST_AHEAD = 64
 _FETCH_S, _FETCH_ONE_S = 10.0, 1.0
@@ -195,19 +195,19 @@ _FLUSH_ROWS = 1000
 
 
 class Progress(Struct):
-    """How far a run is."""
+    """Progress of a run."""
 
     total: int
-    """Dumps that are named."""
+    """Number of dumps that the arguments name."""
 
     skipped: int = 0
-    """Those that were done before, or are copies."""
+    """Number of dumps that were done before, or are copies."""
 
     states: Counter[str] = field(default_factory=Counter)
-    """Those that are stored or about to be, by state."""
+    """Number of dumps whose results have come, by state."""
 
     workers: int | None = None
-    """Dumps that are read at once; ``None`` if it is not known yet."""
+    """Number of dumps read at once; ``None`` until it is known."""
 
     start_s: float = field(default_factory=time.monotonic)
 
@@ -218,7 +218,7 @@ class Progress(Struct):
 
     @property
     def failed(self) -> int:
-        """Those of them that have no report."""
+        """Dumps of this run that have no report."""
         return self.finished - self.states["done"]
 
     @property
@@ -233,17 +233,17 @@ class Progress(Struct):
 
 
 class Lost(NamedTuple):
-    """Why there is nothing of a dump that was read."""
+    """Why the cluster returned no outcome for a dump."""
 
     why: str
     ended_workers: bool = False
-    """Whether it may be what ended them."""
+    """Whether the dump may have ended its workers."""
 
 
 class Run:
     """A run on a cluster.
 
-    :param done: Identities of the dumps that need no report.
+    :param done: Digests of the identities of dumps to skip.
     :param saw: Called with the progress every now and then.
     """
 
@@ -268,9 +268,9 @@ class Run:
         self._saved_s = time.monotonic()
 
     def run(self, paths: list[str]) -> Progress:
-        """Have each dump read and stored, and return the results.
+        """Have each dump read and its result stored; return the final progress.
 
-        However it ends, what has come so far is stored.
+        Results that have come are stored even if an exception ends the run.
         """
         progress = Progress(len(paths))
         waiting = self._to_do(paths, progress)
@@ -280,13 +280,13 @@ class Run:
                 progress.workers = workers_of(self._client)
                 more = more and self._submit(waiting, progress.workers)
                 if self._suspects and not self._running:
-                    # Alone, so that it takes no other dump with it.
+                    # A suspect runs alone: if its worker ends, no other dump is lost.
                     self._start(self._suspects.popleft())
                 self._saw(progress)
                 self._collect(progress)
         finally:
             self._save()
-            # In a cluster that goes on, nothing is left behind.
+            # Leave no tasks behind in a cluster that outlives the run.
             with contextlib.suppress(Exception):
                 self._client.cancel([*self._running])
         self._saw(progress)
@@ -302,7 +302,7 @@ class Run:
             yield identity
 
     def _submit(self, waiting: Iterator[Identity], workers: int) -> bool:
-        """Fill up the cluster; return whether there are dumps left."""
+        """Submit dumps until the cluster has enough; return whether any are left."""
         ahead = max(_AHEAD * workers, _LEAST_AHEAD)
         while len(self._running) < ahead:
             identity = next(waiting, None)
@@ -317,7 +317,7 @@ class Run:
         future.add_done_callback(self._finished.put)
 
     def _collect(self, progress: Progress) -> None:
-        """Take what has come, waiting until something does or it is time to save."""
+        """Take finished outcomes; wait until there is one, or it is time to save."""
         batch = []
         wait_s = self._saved_s + _FLUSH_S - time.monotonic()
         try:
@@ -341,11 +341,11 @@ class Run:
     def _result(
         self, identity: Identity, outcome: Outcome | Lost, progress: Progress
     ) -> Result | None:
-        """Return the rows of a dump; ``None`` if it is read again, or is a copy now."""
+        """Return the rows of a dump; ``None`` if it is read again, or now is a copy."""
         now = identify(identity.path)
         has_changed = now.is_known and now.digest != identity.digest
         if has_changed:
-            # Nobody knows which of the two was read.
+            # The report may be of the old or of the new content.
             outcome = Lost(CHANGES)
             if now.digest in self._seen:
                 progress.skipped += 1
@@ -362,14 +362,14 @@ class Run:
             identity = unknown(now.path, CHANGES) if has_changed else identity
             outcome = _given_up("failed" if has_changed else "crashed", outcome.why)
         elif outcome.state != "done":
-            # It may be gone, and lie elsewhere.
+            # If the file is gone, it may still be read at another path.
             identity = now
         return result_of(identity, outcome)
 
     def _outcomes(
         self, batch: list[Future[Outcome]]
     ) -> Iterator[tuple[Future[Outcome], Outcome | Lost]]:
-        """Yield the result for each dump."""
+        """Yield each future with its outcome, or with the reason why it has none."""
         finished = [future for future in batch if future.status == "finished"]
         found = self._fetched(finished)
         for future, outcome in found.items():
@@ -385,9 +385,9 @@ class Run:
     def _fetched(
         self, futures: list[Future[Outcome]]
     ) -> dict[Future[Outcome], Outcome]:
-        """Return what workers have, without what was lost with its worker since."""
-        # What a worker had that is lost since is computed anew, for which gather waits,
-        # and there may be no worker until we see to it.
+        """Return the outcomes of *futures*, without those lost with their workers."""
+        # gather() waits for a lost outcome to be computed again, and there may be no
+        # worker until replace_lost() runs: hence the timeout.
         gather = partial(self._client.gather, futures, asynchronous=True)
         try:
             found = self._client.sync(gather, callback_timeout=_FETCH_S)
@@ -401,7 +401,7 @@ class Run:
             return some
 
     def _why_lost(self, future: Future[Outcome]) -> Lost:
-        """Return why there is nothing of a dump: workers were lost, or cannot do it."""
+        """Return why a dump has no outcome: lost workers, or an error of its task."""
         if self._client.status != "running":
             raise FleetError(
                 "the scheduler is gone; start it, and the same run again: it goes on"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is known of a fleet, and one dump in a process of its own, which is bounded."""
+"""The model of a fleet, and the report on one dump by a process with limits."""
 
 import json
 import math
@@ -51,10 +51,10 @@ State = Literal["done", "failed", "timeout", "crashed"]
 
 
 def program(module: str) -> tuple[str, ...]:
-    """Return the program that calls ``main`` of a module.
+    """Return the command that calls ``main`` of a module.
 
-    It finds modules where this process does, and none in the current directory, which
-    may be one of dumps that anyone can write to.
+    It imports from where this process does, but not from the current directory: anyone
+    may be able to write to a folder of dumps.
     """
     paths = [path for path in sys.path if path]
     code = f"import sys; sys.path[:] = {paths!r}; from {module} import main"
@@ -62,10 +62,10 @@ def program(module: str) -> tuple[str, ...]:
 
 
 BOUNDED = program("msatools.console")
-"""The program that reads a dump within bounds."""
+"""The command that reads a dump within limits of memory and time."""
 
 MAX_OUTPUT_BYTES = 64 << 20
-"""Largest report; they have some kilobytes."""
+"""Maximum size of a report; most have some kilobytes."""
 
 NO_REPORT = "what was printed is no report"
 
@@ -78,7 +78,7 @@ _CHUNK = 1 << 16
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
-    """What reading one dump may take."""
+    """Limits for reading one dump; ``seconds`` bounds both elapsed and CPU time."""
 
     memory_bytes: int
     seconds: int
@@ -95,7 +95,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """The report as JSON; ``None`` if there is none."""
 
     seconds: float
-    """How long it took."""
+    """How long reading took."""
 
     worker: str
     """Host that read it."""
@@ -107,7 +107,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 def report_dump(path: str, bounds: Bounds, program: Sequence[str] = BOUNDED) -> Outcome:
     """Return the report of the dump at *path*, or the error for which it has none.
 
-    :param program: Prints the report; its arguments are the PID of this process, bytes
+    :param program: Command that prints the report; its arguments: this PID, bytes
         of memory, seconds, the command and its arguments.
     """
     start = time.monotonic()
@@ -154,7 +154,7 @@ def _run(
 def _read(
     process: "subprocess.Popen[bytes]", end_s: float
 ) -> tuple[bytes, bytes, str | None]:
-    """Return what a process prints, and why no more was read, if so."""
+    """Return stdout and stderr of a process, and why reading stopped early, if so."""
     assert process.stdout is not None
     assert process.stderr is not None
     kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
@@ -201,9 +201,9 @@ def _outcome(
 
 
 def parse_report(text: str) -> Mapping[str, Any]:
-    """Return the values in the JSON of a report; all numbers are finite.
+    """Parse the JSON of a report, whose numbers must be finite.
 
-    :raises ValueError: if it is none
+    :raises ValueError: if *text* is no such report
     """
     try:
         report = json.loads(text, parse_constant=_finite, parse_float=_finite)
@@ -221,7 +221,7 @@ def _finite(text: str) -> float:
     return number
 
 
-# --- What is known of a fleet: its dumps, and the buckets that they fall into.
+# --- The model of a fleet: its dumps, and the buckets that they fall into.
 
 
 _UNLISTED = Mark("unlisted")
@@ -272,7 +272,7 @@ class FleetDump(Struct, frozen=True, kw_only=True):
     """When the kernel stopped, or the dump was written: UTC, as ISO 8601."""
 
     fingerprint: str | None
-    """Of the crash: see docs/guides/fingerprints.md; ``None`` if there was none."""
+    """Fingerprint of the crash (docs/guides/fingerprints.md); ``None`` without one."""
 
     time_ns: Annotated[int | None, _UNLISTED]
     cause: Annotated[str | None, _UNLISTED]
@@ -289,8 +289,8 @@ class Bucket(Struct, frozen=True, kw_only=True):
     """Dumps that have one thing in common: they are most likely of one bug."""
 
     fingerprint: str | None
-    """What they have in common; ``None`` of kernels that have not crashed, which have
-    the codes of their worst verdicts in common."""
+    """Fingerprint that the dumps share; ``None`` if the kernels have not crashed: then
+    they share ``codes``."""
 
     codes: tuple[str, ...]
     """Codes of the worst verdicts of the dumps; empty if there is a fingerprint."""
@@ -323,7 +323,7 @@ class Bucket(Struct, frozen=True, kw_only=True):
     """Path of the newest dump that is not truncated, and no log if there is another."""
 
     verdicts: tuple[FleetVerdict, ...]
-    """Those of the representative, the worst first."""
+    """Verdicts of the representative, the worst first."""
 
     days: Mapping[str, int]
     """Number of dumps by day (UTC); without those whose time is not known."""
@@ -336,8 +336,8 @@ class FleetNote(Struct, frozen=True, kw_only=True):
     """One fact that limits how far the results can be trusted."""
 
     code: str
-    """results-lost: a file of results cannot be read; mark-damaged: nor can the one
-    that says that it is a folder of results."""
+    """results-lost: a file of results cannot be read; mark-damaged: the file that marks
+    the folder as one of results is damaged."""
 
     text: str
     """One sentence."""
@@ -366,7 +366,7 @@ class FleetReport(Struct, frozen=True, kw_only=True):
 
     @property
     def outliers(self) -> tuple[Bucket, ...]:
-        """Buckets of one dump, where others have several."""
+        """Buckets of one dump; empty if no bucket has several."""
         if len(self.buckets) == sum(bucket.count == 1 for bucket in self.buckets):
             return ()
         return tuple(bucket for bucket in self.buckets if bucket.count == 1)

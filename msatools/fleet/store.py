@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The folder of results: Parquet files written once, and questions to them in SQL."""
+"""Store results as Parquet files in a folder, and query them by SQL."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ _CHUNK = 1 << 20
 
 
 class _Footer(Struct, frozen=True, kw_only=True):
-    """What the end of a file says."""
+    """Facts from the footer of a Parquet file."""
 
     rows: int
     verdicts: int | None
@@ -59,7 +59,7 @@ def write_file(
     schema: pa.Schema,
     verdicts: int,
 ) -> None:
-    """Write a file of a batch, which is there as a whole or not at all.
+    """Write a file of a batch; it appears whole, or not at all.
 
     :param verdicts: Number of verdicts in the batch.
     :raises OSError: if it cannot be written
@@ -87,9 +87,9 @@ def _checksum(file: IO[bytes]) -> str:
 
 
 class ResultFiles:
-    """The files of ``dumps`` and ``verdicts`` in a folder that can be read.
+    """The readable files of ``dumps`` and ``verdicts`` in a folder.
 
-    If one of a batch cannot, both are left out: dumps without their verdicts would look
+    If one of a batch is not, both are left out: dumps without their verdicts would look
     as if nothing were wrong with them.
 
     :param schemas: Columns of each table.
@@ -98,7 +98,7 @@ class ResultFiles:
 
     def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema]) -> None:
         self._schemas = schemas
-        # Verdicts are written first, so those of all dumps that are found are there.
+        # List dumps first: the verdicts of each were written before it.
         self._files = {name: _listed(folder / name) for name in ("dumps", "verdicts")}
         self._footers: dict[Path, _Footer] = {}
         self._unread: dict[str, FleetNote] = {}
@@ -173,7 +173,7 @@ class ResultFiles:
 
 def _listed(folder: Path) -> dict[str, Path]:
     """Return the finished files of a table by batch."""
-    # A folder may be gone with all that was in it.
+    # The folder of a table may have been deleted.
     with contextlib.suppress(FileNotFoundError):
         return {
             _batch(path): path
@@ -184,29 +184,29 @@ def _listed(folder: Path) -> dict[str, Path]:
 
 
 def _batch(path: Path) -> str:
-    # Others may add files, and names of their own.
+    # Users may add files under any name.
     named = _NAME.fullmatch(path.name)
     return named["batch"] if named else path.stem
 
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn errors of reading into those of this module."""
+    """Convert errors of reading to :class:`_UnreadableError`."""
     try:
         yield
     except FileNotFoundError as error:
         raise _UnreadableError("gone") from error
     except OSError as error:
-        # Arrow's own have no number.
+        # An OSError that Arrow raises has no errno.
         why = os.strerror(error.errno) if error.errno else f"damaged ({_line(error)})"
         raise _UnreadableError(why) from error
-    # The others are of sizes and texts that cannot be.
+    # All but ArrowException are raised for impossible sizes and texts.
     except (pa.ArrowException, ValueError, MemoryError, OverflowError) as error:
         raise _UnreadableError(f"damaged ({_line(error)})") from error
 
 
 def _footer(path: Path, schema: pa.Schema) -> _Footer:
-    """Return what the end of a file says, if the file is as it was written."""
+    """Read the footer of a file, and check the file's checksum and columns."""
     with _errors():
         # Opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -250,10 +250,10 @@ def _line(error: BaseException) -> str:
 T = TypeVar("T")
 
 MARK = "msa-fleet.json"
-"""File that makes a folder one of results."""
+"""Name of the file that marks a folder as one of results."""
 
 _MARK_PART = f".{MARK}."
-"""Start of the name of such a file that is not finished."""
+"""Prefix of the mark's name while it is being written."""
 
 SCHEMA = "msatools.fleet-results/1"
 
@@ -307,8 +307,8 @@ CREATE VIEW dumps AS
 CREATE VIEW verdicts AS
     SELECT * FROM stored_verdicts SEMI JOIN dumps USING (result);
 """
-"""Of a dump the newest version of the report counts, and of that a report before a
-failure. What could not be opened counts until it was read under the same path."""
+"""One row for each dump: of the newest version, and there rather a report than a
+failure. The row of an unreadable file counts until a file at its path was read."""
 
 
 _CLOSED: Mapping[str, str | bool] = {
@@ -322,7 +322,7 @@ have been copied from anywhere."""
 
 
 class FolderMark(Enum):
-    """What the file says that makes a folder one of results."""
+    """State of the file that marks a folder as one of results."""
 
     NONE = 0
     DAMAGED = 1
@@ -335,10 +335,10 @@ class Results:
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self.notes: tuple[FleetNote, ...] = ()
-        """What the last answer is without."""
+        """Notes on the files that are missing in the last answer of :meth:`ask`."""
 
         self.coverage: dict[str, int] = {}
-        """Number of files that it is from, and of those that cannot be read."""
+        """Number of files read for the last answer, and of unreadable ones."""
 
     def create(self) -> None:
         """Make the folder, if it is not there.
@@ -347,7 +347,7 @@ class Results:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Before the mark: what another run has made since has come after its mark.
+            # Listed before the mark is read: a concurrent run writes its mark first.
             others = any(
                 not path.name.startswith(_MARK_PART) for path in self.path.iterdir()
             )
@@ -361,16 +361,16 @@ class Results:
             for name in _TABLES:
                 folder = self.path / name
                 folder.mkdir(exist_ok=True)
-                # Not only after the first reports.
+                # Fail now, not after the first reports were made.
                 if not os.access(folder, os.W_OK | os.X_OK):
                     raise FleetError(f"{folder}: not writable; name another folder")
         except OSError as error:
             raise _os_error(self.path, error) from error
 
     def _mark(self) -> FolderMark:
-        """Return whether it is a folder of results.
+        """Return the state of the folder's mark.
 
-        :raises FleetError: if it is one of another version
+        :raises FleetError: if the folder is of another version
         """
         try:
             found = json.loads((self.path / MARK).read_text())
@@ -397,7 +397,7 @@ class Results:
         part.replace(self.path / MARK)
 
     def write(self, results: Sequence[Result]) -> None:
-        """Add rows; they are all there, or none of them.
+        """Add the rows of *results*; either all of them count, or none.
 
         :raises FleetError: if they cannot be written
         """
@@ -420,9 +420,9 @@ class Results:
             raise _os_error(folder, error) from error
 
     def done(self, version: str = VERSION, *, only_reports: bool = False) -> set[str]:
-        """Return the identities of the dumps that have a report of *version* already.
+        """Return the identities of the dumps that have a result of *version*.
 
-        :param only_reports: Whether dumps without a report are left out.
+        :param only_reports: Whether results without a report are left out.
         """
         query = (
             "SELECT identity FROM dumps WHERE version = ? AND identity NOT LIKE "
@@ -434,12 +434,12 @@ class Results:
         return {identity for (identity,) in rows}
 
     def ask(self, question: Callable[["duckdb.DuckDBPyConnection"], T]) -> T:
-        """Return what is asked of a database with the views ``dumps`` and ``verdicts``.
+        """Call *question* with a database with the views ``dumps`` and ``verdicts``.
 
-        It is in memory, and statements reach nothing but these: no file, no network.
+        It is in memory, and statements reach only these views: no file, no network.
         Files of results are read by pyarrow while the question is asked. Those that
-        cannot be read are left out, and the question is asked again without them; then
-        there are :attr:`notes`.
+        cannot be read are left out, and the question is asked again without them;
+        :attr:`notes` names them.
 
         :raises FleetError: if there are no results
         """
@@ -458,7 +458,7 @@ class Results:
                         _register(database, files)
                         answer = question(database)
                         break
-                # An error does not say which file it is about, or whether it is.
+                # The error may not be about a file, and does not name one.
                 except Exception:
                     if not files.find_damage():
                         raise
@@ -517,7 +517,7 @@ class QueryResult(Struct, frozen=True, kw_only=True):
 def query(results: Results, text: str) -> QueryResult:
     """Return the answer to a query about ``dumps`` and ``verdicts``.
 
-    It reaches no file but these, and changes none.
+    It can read no other file, and change none.
 
     :raises FleetError: if there are no results, or the query is wrong
     """
@@ -526,7 +526,7 @@ def query(results: Results, text: str) -> QueryResult:
     def question(database: "duckdb.DuckDBPyConnection") -> QueryResult:
         try:
             return _answer(database, text)
-        # The others are of values that Python does not have, such as the year 20000.
+        # All but duckdb.Error: values that Python cannot hold, as the year 20000.
         except (duckdb.Error, OverflowError, ValueError) as error:
             why = " ".join(str(error).split())
             is_refused = isinstance(error, duckdb.PermissionException)
@@ -537,12 +537,12 @@ def query(results: Results, text: str) -> QueryResult:
 
 def _answer(database: "duckdb.DuckDBPyConnection", text: str) -> QueryResult:
     """Return the answer to a query, which a signal can stop at any time."""
-    # In DuckDB a signal waits for a part of the query, which may take long; in the main
-    # thread that waits for another one it does not.
+    # Python handles a signal only after a call of DuckDB returns, which may take long.
+    # So another thread runs the query, and the main thread waits for it.
     with ThreadPoolExecutor(1) as executor:
         cursor = executor.submit(database.execute, text)
         try:
-            # There is none if there was no statement.
+            # DuckDB returns None for a text without a statement.
             if cursor.result() is None:
                 raise FleetError(f"no query; {_HINT}")
             rows = executor.submit(database.fetchall).result()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What one thread or process did and does: for programs, in some 0.1 ms.
+"""Query the times of one thread or process from a program, in some 0.1 ms.
 
-``kernel`` has the functions of the package ``msatools`` itself.
+``kernel`` holds the functions that the package ``msatools`` exports.
 """
 
 __all__ = (

@@ -57,7 +57,7 @@ from msatools.tasks.waits import TaskClass, classify
 T = TypeVar("T")
 
 _SHOWN = 60
-"""Characters of a path that are shown: the last ones."""
+"""Number of last characters of a path that ``repr`` shows."""
 
 _NAMESPACE = "/proc/self/ns/pid"
 _ACCOUNTING_NS = 100_000_000
@@ -95,9 +95,9 @@ class NotThisMachineError(TargetError):
 
 def require_id(pid: int) -> None:
     """
-    Refuse what is no ID of a task.
+    Check that *pid* is an integer.
 
-    :raises TypeError: which says what is asked for
+    :raises TypeError: if it is not
     """
     if not isinstance(pid, int) or isinstance(pid, bool):
         raise TypeError(
@@ -138,7 +138,7 @@ class Kernel:
         self._delayed = "sched_delayed" in self._threads.columns
 
     def __repr__(self) -> str:
-        """Return one line: which dump or kernel it is of."""
+        """Return one line with the path of the target and the kernel's release."""
         target = describe(self.prog)
         return f"<Kernel of {str(target.path)[-_SHOWN:]!r}, {target.release!r}>"
 
@@ -375,10 +375,10 @@ class Kernel:
     def _lasting(
         self, sums: StateSums, read_now: Callable[[], Sequence[Now]]
     ) -> tuple[int, int]:
-        """Return how long current page faults have lasted: all, and those on data.
+        """Return for how many ns current page faults have lasted: all, those on data.
 
-        They are added to those that have ended; if the kernel does not count these,
-        return 0.
+        They are added to the faults that have ended; both are 0 if the kernel does not
+        count these.
         """
         if sums.swapped is None:
             return 0, 0
@@ -476,7 +476,7 @@ def process(pid: int) -> Process:
 
 
 def children(pid: int) -> ChildTimes:
-    """Return the reaped children of a process: see :meth:`Kernel.children`."""
+    """Return the times of reaped children: see :meth:`Kernel.children`."""
     require_id(pid)
     return _default_kernel().children(pid)
 

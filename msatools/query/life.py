@@ -42,9 +42,9 @@ from msatools.tasks.waits import TaskClass
 # --- Decompose the lifetime of one thread. Pure.
 #
 # msatools.tasks.accounting, msatools.prstat.states and msatools.tasks.sampler compute
-# the same of many threads, and explain it. Of one thread it takes 342 us with arrays of
-# one element, and 14 us with plain numbers. A test compares the two for threads of all
-# kinds.
+# the same for many threads, and explain it. For one thread it takes 342 us with arrays
+# of one element, and 14 us with plain numbers. A test compares the two for threads of
+# all kinds.
 
 
 Record = Mapping[str, Any]
@@ -90,7 +90,7 @@ class Life(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """The fields of :class:`Life` of some threads."""
+    """The fields of :class:`Life` for several threads, one element per thread."""
 
     user_ns: Sequence[int]
     system_ns: Sequence[int]
@@ -113,7 +113,7 @@ class LifeMoment(NamedTuple):
     accounting: Accounting
 
     def task_clock_ns(self, cpu: int) -> int:
-        """Return the task clock of a CPU."""
+        """Return the task clock of a CPU, in ns."""
         behind = self.clocks.behind_ns
         known = cpu < len(behind)
         return self.clocks.local_ns - (int(behind[cpu]) if known else 0)
@@ -145,7 +145,7 @@ def state_class(task: Record) -> TaskClass | None:
 
 
 def age(task: Record, moment: LifeMoment) -> tuple[int, AgeBound]:
-    """Return the time of a thread in its class, and its bound."""
+    """Return how long a thread has been in its class, in ns, and how exact it is."""
     clocks = moment.clocks
     local, since = clocks.local_ns, task["exec_start_ns"]
     delays = "sched_delayed" in task
@@ -308,7 +308,7 @@ def _stopped(
 
 
 def _sleeps(seen: LifeSeen, moment: LifeMoment) -> list[int] | None:
-    """Return how long a thread has slept: interruptible, blocked, and in I/O wait."""
+    """Return the ns asleep: interruptible, blocked, I/O wait; ``None``: unknown."""
     task = seen.task
     if not task.keys() >= _STATISTICS:
         return None
@@ -334,7 +334,7 @@ def _waits_for_cpu(task: Record) -> bool:
 
 
 def split_by_ticks(cpu_ns: int, utime_ns: int, stime_ns: int) -> int:
-    """Return the part of the CPU time in user mode, as user_time() does."""
+    """Return the part of the CPU time in user mode, in ns, as user_time() does."""
     # With floating point, to get exactly the same result.
     utime = float(utime_ns)
     ticks = utime + float(stime_ns)

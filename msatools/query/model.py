@@ -61,7 +61,7 @@ class Now(Struct, frozen=True):
     """The field of :class:`States` that was running; ``None`` also for dead threads."""
 
     age_ns: int
-    """Time since it began."""
+    """Time since the thread began to do this."""
 
     age_bound: Literal["exact", "upper", "estimate"]
 
@@ -78,7 +78,7 @@ class _Answer(Struct, frozen=True):
     """Messages about data that could not be read."""
 
     def __repr__(self) -> str:
-        """Return one line: who it is, and where most of the time went."""
+        """Return one line: the ID, the name, and the states that took most time."""
         number = getattr(self, "tid", getattr(self, "pid", None))
         name = f" {comm!r}" if (comm := getattr(self, "comm", None)) else ""
         spent = sorted(
@@ -91,7 +91,7 @@ class _Answer(Struct, frozen=True):
 
 
 _SHOWN = 3
-"""States of a line."""
+"""Number of states that ``repr`` shows."""
 
 
 class Thread(_Answer, frozen=True, dict=True):

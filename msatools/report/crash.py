@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How a kernel crashed, by its log, registers and variables; and on what machine."""
+"""Find how a kernel crashed, from log, registers and stack; and on which machine."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 
 _BATCH_NS = 5_000_000_000
-"""What the kernel reports of one fault comes within so long."""
+"""Maximum time between the messages of one fault."""
 
 _OOPS_NS = 60_000_000_000
-"""An oops takes so long at most, on a slow console."""
+"""Maximum time to print an oops, on a slow console."""
 
 _ADDRESS = re.compile(r"\baddress:? ([0-9a-f]{8,16})\b")
 """The bad address in the first line of an oops."""
@@ -76,7 +76,7 @@ _BY_FUNCTION: dict[str, Cause] = {
     "mce_panic": "machine-check",
     "do_exit": "init-killed",
 }
-"""Causes by a function on the stack, where the log is lost; in this order."""
+"""Causes by function: if the log is lost, the first that is on the stack counts."""
 
 
 class CrashLog(Struct, frozen=True):
@@ -86,7 +86,7 @@ class CrashLog(Struct, frozen=True):
     """The oldest first."""
 
     oom: OutOfMemory | None
-    """The last lack of memory."""
+    """The last out-of-memory event."""
 
     end_ns: int
     """Time of the last message."""
@@ -102,7 +102,7 @@ def find_crash(
 
     :param reader: ``None`` for a log without its kernel.
     """
-    # A further one is of a fault in panic() itself.
+    # A second panic comes from a fault in panic() itself.
     panic = next((event for event in log.events if event.is_panic), None)
     if reader is None:
         if panic is None and not ends_in_oops(log):
@@ -115,21 +115,21 @@ def find_crash(
     if not frames and panic and (backtrace := panic.backtrace):
         trace, frames = backtrace, list(backtrace.frames)
     if trace is None and reader is None and event:
-        # Of a stack that is lost at least whose it was.
+        # The stack is lost: at least name its task.
         trace = next((each for each in event.backtraces if each.pid is not None), None)
     text = None if reader is None else KernelText(reader, losses)
     if not frames and reader is not None and text is not None:
         frames = _unwound(reader, text)
     if event and not event.is_panic and _is_within(event):
-        # A fault in panic(), of which the log has lost the reason: the stack has it.
+        # A fault in panic(), whose own reason the log has lost: use the stack.
         event = None
     cause = event.cause if event else _by_function(below_panic(frames))
-    # What an NMI from outside has interrupted is at no fault.
+    # The function that an external NMI interrupted is not at fault.
     faulty = [] if cause == "nmi" else faulting(frames, cause)
     first = faulty[0] if faulty else None
     cpu, pid, comm = _who(event, trace, target)
     if cpu is None and panic is not None:
-        # Who reported it, as of a task that hangs.
+        # Take the CPU that reported the fault, as for a hung task.
         cpu = next((each.cpu for each in panic.backtraces if each.cpu is not None), cpu)
     constraint = log.oom.constraint if log.oom is not None else None
     message = target.crash.message if target.crash and event is None else None
@@ -157,18 +157,18 @@ def find_crash(
 
 
 def ends_in_oops(log: CrashLog) -> bool:
-    """Return whether a log ends with an oops that the kernel did not go on from.
+    """Return whether a log ends with an oops, after which the kernel did not go on.
 
-    A capture kernel takes over before panic(), and before the end of the report.
+    A capture kernel takes over before panic() and before the end of the oops's report.
     """
     oops = at_fault(None, log)
     return oops is not None and oops.is_die and not oops.is_over
 
 
 def taints_of(log: CrashLog) -> str | None:
-    """Return the letters of the taints that the last report of a log has.
+    """Return the letters of the taints in the last report of a log.
 
-    It is from before the fault itself taints the kernel. ``None`` if there is no
+    The kernel prints it before the fault itself adds a taint. ``None`` if there is no
     report, or the log has lost the line.
     """
     traces = (trace for event in reversed(log.events) for trace in event.backtraces)
@@ -180,13 +180,13 @@ def taints_of(log: CrashLog) -> str | None:
 
 
 def _is_within(event: Event) -> bool:
-    """Return whether a fault is one of what panic() called."""
+    """Return whether a fault occurred in a function that panic() called."""
     frames = event.backtrace.frames if event.backtrace else []
     return before_panic(frames) != frames
 
 
 def _nested(panic: Event | None, log: CrashLog) -> Iterator[NestedFault]:
-    """Yield the faults of what the first panic() called, by their stacks."""
+    """Yield the faults in functions that the first panic() called, by their stacks."""
     if panic is None:
         return
     for event in log.events[log.events.index(panic) + 1 :]:
@@ -206,9 +206,9 @@ def _nested(panic: Event | None, log: CrashLog) -> Iterator[NestedFault]:
 
 
 def at_fault(panic: Event | None, log: CrashLog) -> Event | None:
-    """Return the event that the kernel died of, by the panic that it ended in."""
+    """Return the event that made the kernel panic; else an oops at the log's end."""
     if panic is None:
-        # With a capture kernel an oops does not come to panic().
+        # With a capture kernel an oops does not reach panic().
         oops = _last(log.events, OOPSES)
         return oops if oops and log.end_ns - oops.time_ns < _OOPS_NS else None
     before = log.events[: log.events.index(panic)]
@@ -254,7 +254,7 @@ def _by_function(frames: Sequence[Frame]) -> Cause:
 
 
 def _unloaded(event: Event | None, text: KernelText) -> Unloaded | None:
-    """Return what is known of the bad address, if it is where a module was."""
+    """Return the bad address and the last unloaded module, if its code was there."""
     found = _ADDRESS.search(event.message) if event else None
     if found is None:
         return None
@@ -277,7 +277,7 @@ def _unwound(reader: Reader, text: KernelText) -> list[Frame]:
         pc, address = frame.pc, frame.pc if frame.interrupted else frame.pc - 1
         symbol = text.symbol(address)
         if symbol is None and frame.interrupted:
-            # A jump to what is no code: the call has left the address of its caller.
+            # A jump to an address without code: the call left its return address.
             pc = _word(reader, frame.sp)
             address = pc - 1
             symbol = text.symbol(address)
@@ -319,19 +319,19 @@ def read_taints(reader: Reader, losses: LossLog) -> str | None:
     return "".join(chr(each) if 0x20 < each < 0x7F else "?" for each in letters)
 
 
-# --- A log alone, which was a text: which boot of it, and what it says of the machine.
+# --- A log as a text, without a dump: the boot to report, and the machine.
 
 
 LOG_ALONE = "not in a log: a dump of the crash (vmcore) has it"
-"""Why there is no report of a command."""
+"""Error of the other commands, for which a log has no data."""
 
 
 class BootChoice(Struct, frozen=True):
-    """The boot of a text that a report is of."""
+    """The boot that is reported, of those in a text."""
 
     boot: "Boot"
     number: int
-    """From 1."""
+    """Number of the boot in the text, from 1."""
 
     events: tuple[Event, ...]
 
@@ -362,7 +362,7 @@ def has_crash(choice: BootChoice) -> bool:
 
 
 def target_of_log(target: Target, text: "LogText", choice: BootChoice) -> Target:
-    """Return the description of a log, with what it says of its kernel."""
+    """Return *target* with the release, architecture and page size from a log."""
     from msatools.program.log_text import facts_of
 
     boot, facts = choice.boot, facts_of(choice.boot)
@@ -384,7 +384,7 @@ def target_of_log(target: Target, text: "LogText", choice: BootChoice) -> Target
 
 
 def machine_of_log(choice: BootChoice) -> Machine:
-    """Return what a log says of its machine."""
+    """Return the machine that a log describes; unknown fields are ``None``."""
     from msatools.program.log_text import facts_of
 
     boot, facts = choice.boot, facts_of(choice.boot)
@@ -401,7 +401,7 @@ def machine_of_log(choice: BootChoice) -> Machine:
 def note_log(
     text: "LogText", target: Target, choice: BootChoice, losses: LossLog
 ) -> None:
-    """Note what limits how far a log can be trusted, and what was not read of it."""
+    """Note a log's limits: skipped bytes, other boots, missing times or writers."""
     losses.lose(
         Loss.LOG,
         f"the first {text.skipped_bytes:,} bytes of the text are not read: it is too "
@@ -459,11 +459,11 @@ UNKNOWN = Machine(
     load=None,
     taints=None,
 )
-"""A machine that nothing is known of."""
+"""A machine without any known field."""
 
 
 def read_machine(reader: Reader, target: Target, losses: LossLog) -> Machine:
-    """Read what is known of the machine; what cannot be read is ``None``."""
+    """Read the description of the machine; fields that cannot be read are ``None``."""
     prog = reader.prog
 
     def clock(read: Callable[[drgn.Program], drgn.Object]) -> int | None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the kernel's log says: oopses, warnings, stalls, panics, their causes."""
+"""Parse the kernel's log: oopses, warnings, stalls, panics, and their causes."""
 
 import hashlib
 import re
@@ -45,7 +45,7 @@ def read_log(reader: Reader, losses: LossLog) -> list[LogRecord]:
         return []
 
 
-# --- Causes of crashes, by the kernel's own words.
+# --- Causes of crashes, by the kernel's messages.
 #
 # Two tables: one of the lines that begin a report of the kernel (an oops, a stall), one
 # of the words of panic(). Both are in the order in which they are tried.
@@ -76,8 +76,8 @@ Cause = Literal[
     "machine-check",
     "panic",
 ]
-"""``memory-error``: of KASAN, KFENCE and their like. ``oops`` and ``panic``: of a kind
-that is in no table."""
+"""``memory-error``: reported by KASAN, KFENCE and the like. ``oops`` and ``panic``:
+of no kind in the tables below."""
 
 OOPSES: frozenset[Cause] = frozenset(
     {
@@ -93,7 +93,7 @@ OOPSES: frozenset[Cause] = frozenset(
         "memory-error",
     }
 )
-"""Faults of the kernel's own code: each ends the task that it meets, or the kernel."""
+"""Faults of the kernel's own code, most of which kill the current task or panic."""
 
 WATCHDOGS: frozenset[Cause] = frozenset(
     {"soft-lockup", "hard-lockup", "rcu-stall", "hung-task", "workqueue-stall"}
@@ -136,7 +136,7 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     (r".{0,64}: page allocation failure: order:\d", "warning"),
     (r"\S.* invoked oom-killer: ", "out-of-memory"),
     (r"BUG: (?!arch topology borken|MAX_\w+ too low|recent printk recursion)", "bug"),
-    # Any other die(), which follows the lines above for those.
+    # Lines of die(); for other causes they come after one of the lines above.
     (r"(Oops: )?invalid opcode: ", "invalid-opcode"),
     (r"Internal error: |Oops\b|double fault: ", "oops"),
 )
@@ -165,7 +165,7 @@ EXCEPTION = re.compile(
     r"Fatal exception|Oops|BUG|Machine halted|Aiee, killing interrupt handler|"
     r"Attempted to kill the idle task"
 )
-"""What panic() says of an oops, whose own lines come before."""
+"""Start of panic()'s message after an oops, whose own lines come before."""
 
 _CAUSE_OF_PROGRAM = re.compile(r".{1,15}\[\d+\]: (segfault at|unhandled) ", re.DOTALL)
 """Faults of programs, whose lines begin with a name that the program chose:
@@ -176,7 +176,7 @@ _COMPILED_PANICS = [(re.compile(words), cause) for words, cause in _PANICS]
 
 
 def event_cause(line: str) -> Cause | None:
-    """Return the cause that a line reports, if one begins there; ``None`` if not."""
+    """Return the cause of the report that a line begins; ``None`` if it begins none."""
     if _CAUSE_OF_PROGRAM.match(line):
         return None
     for words, cause in _COMPILED_EVENTS:
@@ -186,7 +186,7 @@ def event_cause(line: str) -> Cause | None:
 
 
 def panic_cause(words: str) -> Cause:
-    """Return the cause by what panic() said."""
+    """Return the cause for the message of panic(); ``panic`` if no table has it."""
     for pattern, cause in _COMPILED_PANICS:
         if pattern.match(words):
             return cause
@@ -247,7 +247,7 @@ _ENTRIES = re.compile(
     r"ret_from_fork\w*|kthread|worker_thread|el0\w*|do_el0_\w+|invoke_syscall\w*|"
     r"secondary_startup\w*|start_secondary|start_kernel|cpu_startup_entry"
 )
-"""Functions at the ends of all stacks."""
+"""Functions at the outer end of stacks: entries of the kernel and of threads."""
 
 _WAITING = re.compile(
     r"(native_|__pv_)?queued_\w+_lock_slowpath|_raw_\w+_lock\w*|"
@@ -256,10 +256,10 @@ _WAITING = re.compile(
     r"(__)?wait_on_\w+|out_of_line_wait_\w+|bit_wait\w*|folio_wait_bit\w*|"
     r"do_wait_for_common|rtlock_\w+|rt_(spin|read|write)_lock\w*"
 )
-"""Functions that wait for a lock or an event: whoever called them is stuck."""
+"""Functions that wait for a lock or an event: their caller is stuck."""
 
 _INTERRUPTED = re.compile(r"asm_(sysvec|exc_nmi|common_interrupt)\w*|el1h?_\w*irq\w*")
-"""Entry points of interrupts, in which watchdogs run: what they met comes next."""
+"""Entry points of interrupts, in which watchdogs run; the interrupted code is next."""
 
 _ALLOCATION = re.compile(
     r"dump_header|oom_kill_process|out_of_memory|mem_cgroup_out_of_memory|"
@@ -274,13 +274,13 @@ _ALLOCATION = re.compile(
 
 
 _SLEEP_CHECK = re.compile(r"__schedule_bug|_*might_(sleep|resched)")
-"""Functions that report who sleeps where nobody may (kernel/sched/core.c)."""
+"""Functions that report sleep in atomic context (kernel/sched/core.c)."""
 
 _SLEEPING = re.compile(
     rf"{_WAITING.pattern}|(m|fs)sleep\w*|usleep_\w+|schedule\w*|io_schedule\w*|"
     rf"\w*cond_resched\w*|{_ALLOCATION.pattern}"
 )
-"""Functions that may sleep: whoever called them is at fault."""
+"""Functions that may sleep: in atomic context their caller is at fault."""
 
 
 class Frame(Struct, frozen=True):
@@ -309,7 +309,7 @@ def plain_name(function: str) -> str:
 def is_machinery(function: str) -> bool:
     """Return whether a function reports faults, and is not at fault itself.
 
-    A thunk neither: the fault is its caller's, who jumped by it.
+    Nor is a thunk at fault, but the caller that jumped through it.
     """
     return is_thunk(function) or bool(_MACHINERY.fullmatch(plain_name(function)))
 
@@ -320,12 +320,12 @@ def is_entry(frame: Frame) -> bool:
 
 
 def before_panic(frames: Sequence[Frame]) -> list[Frame]:
-    """Return the frames of what panic() called, the innermost first."""
+    """Return the frames of the functions that panic() called, the innermost first."""
     return list(takewhile(lambda frame: frame.function not in _PANIC, frames))
 
 
 def below_panic(frames: Sequence[Frame]) -> list[Frame]:
-    """Return the frames from who called the first panic() on; without one, all."""
+    """Return the frames from the caller of the first panic() on; without one, all."""
     panics = [i for i, frame in enumerate(frames, 1) if frame.function in _PANIC]
     return list(frames[panics[-1] :] if panics else frames)
 
@@ -333,9 +333,9 @@ def below_panic(frames: Sequence[Frame]) -> list[Frame]:
 def faulting(frames: Sequence[Frame], cause: Cause) -> list[Frame]:
     """Return the frames from the faulting one on, the innermost first.
 
-    Of a stall these begin with who waits or spins, and not with the watchdog or the
-    lock; for want of memory, with who asked for it; of sleep where nobody may, with who
-    called what sleeps.
+    For a stall they begin with the function that waits or spins, not with the watchdog
+    or the lock; for a lack of memory, with the one that asked for it; for sleep in
+    atomic context, with the caller of the function that sleeps.
     """
     kept = below_panic(frames)
     if cause in WATCHDOGS:
@@ -353,7 +353,7 @@ def faulting(frames: Sequence[Frame], cause: Cause) -> list[Frame]:
     if pattern:
         names = (plain_name(frame.function) for frame in kept)
         starts = (i for i, name in enumerate(names) if not pattern.fullmatch(name))
-        # A stack of nothing else is better than none.
+        # If all frames match, keep them: better than an empty stack.
         del kept[: next(starts, 0)]
     return kept
 
@@ -364,11 +364,11 @@ def fingerprint(cause: Cause, frames: Sequence[Frame], constraint: str | None) -
 
     It is the start of the SHA-256 of these lines: the cause, the faulting function,
     and up to :data:`CALLERS` of its callers, each function once if it calls itself.
-    For want of memory the stack is that of whoever asked next: in its place comes what
-    had none, the machine or a control group.
+    A lack of memory shows the stack of any task that happened to ask for it: so the
+    constraint replaces the functions.
 
     :param frames: The frames of :func:`faulting`.
-    :param constraint: What had no memory; ``None`` for other causes.
+    :param constraint: What ran out of memory, such as ``cgroup``; only used then.
     """
     if cause == "out-of-memory":
         lines = [cause, constraint or "none"]
@@ -425,14 +425,14 @@ _STALLED = re.compile(r"(?:rcu:)?\s+(?P<cpu>\d{1,10})-\S+ \(")
 # Of Xen's guests the kernel's code segment is another one; "PC is at" is of arm.
 _KERNEL_RIP = re.compile(r"(?:RIP: (?:0010|e030):|e?pc : |PC is at )(?P<frame>.*)")
 _ADDRESSES = re.compile(r"(?:\[<[0-9a-f]{8,16}>\]\s*)+")
-"""What stood before each function until v4.10 (bb5e5ce545f2 ("x86/dumpstack: Remove
-kernel text addresses from stack dump")), and still does on some architectures."""
+"""Addresses before each function: on x86 until bb5e5ce545f2 ("x86/dumpstack: Remove
+kernel text addresses from stack dump") (in v4.10); other architectures have them."""
 
 _CALLED = re.compile(
     r"(?P<function>[A-Za-z_][\w.]*)"
     r"(?: \[\w+\])?(?: from \w| \([\w./-]+:\d+[^)]*\))"
 )
-"""A frame of arm: who was called, and from where; or one with the place in the source
+"""A frame of arm, with function and caller; or one with file and line of the source
 (scripts/decode_stacktrace.sh)."""
 _USER_RIP = re.compile(r"RIP: 0033:")
 _TRACE = re.compile(r"Call [Tt]race:")
@@ -440,10 +440,10 @@ _JUMP = re.compile(
     r"#PF: supervisor instruction fetch|"
     r"\s*EC = 0x21: IABT \(current EL\)|Unable to handle kernel execut"
 )
-"""The address at which nothing could be executed is that of the fault itself."""
+"""Lines of a failed instruction fetch: the kernel jumped to an address without code."""
 
 _DIE = re.compile(r"(?:Oops|error|fault|opcode|segment).*\[#\d{1,9}\]")
-"""What die() prints, with how often it was called."""
+"""The line of die(), with the number of its calls (``[#1]``)."""
 
 _EXECUTED = ("kernel tried to execute ", "unable to execute userspace code ")
 _GUESS = "? "
@@ -457,7 +457,7 @@ class Backtrace(Struct):
     comm: str | None = None
     taints: str | None = None
     at: Frame | None = None
-    """The instruction that was executed, if it was the kernel's."""
+    """The frame of the instruction pointer, if it was in the kernel."""
 
     calls: list[Frame] = field(default_factory=list)
     """The frames that the kernel is sure of, the innermost first."""
@@ -467,14 +467,14 @@ class Backtrace(Struct):
     the stack, which may be left over from calls that have returned."""
 
     is_jump: bool = False
-    """Whether what was to be executed is no code: then the caller is at fault."""
+    """Whether it jumped to an address without code: then the caller is at fault."""
 
     @property
     def frames(self) -> list[Frame]:
         """All frames, the innermost first.
 
-        The kernel cannot unwind from where no code is: then those are guesses, up to
-        the system call or the like, past which nothing of this call lies.
+        The kernel cannot unwind from an address without code: then they are guesses, up
+        to the entry of the system call or the like.
         """
         at = [self.at] if self.at and not self.is_jump else []
         if self.calls or (at and not self.is_jump):
@@ -497,7 +497,7 @@ class Event(Struct):
     oops_exit()), as it does unless a capture kernel took over."""
 
     line: int = 0
-    """The line of a text that it begins at, from 1; 0 in a dump."""
+    """Line of the text at which the report begins, from 1; 0 in a dump."""
 
     cpu: int | None = None
     """The CPU at fault, if the message names it."""
@@ -506,7 +506,7 @@ class Event(Struct):
     comm: str | None = None
     backtraces: list[Backtrace] = field(default_factory=list)
     is_jump: bool = False
-    """Whether it was a jump to what is no code."""
+    """Whether the fault was a jump to an address without code."""
 
     @property
     def backtrace(self) -> Backtrace | None:
@@ -523,11 +523,11 @@ class _EventParser:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._open: dict[tuple[int | None, int | None], Backtrace] = {}
-        """The backtrace that each thread or CPU is just writing."""
+        """The unfinished backtrace of each writer, by its thread ID and CPU."""
 
         self._in_trace: set[tuple[int | None, int | None]] = set()
         self._jumps: set[tuple[int | None, int | None]] = set()
-        """Threads or CPUs that have just jumped to what is no code."""
+        """Writers whose next event is a jump to an address without code."""
 
     def add(self, record: LogRecord, line: str) -> None:
         writer = record.tid, record.cpu
@@ -553,7 +553,7 @@ class _EventParser:
             self.events[-1].is_die = True
 
     def _continues(self, cause: Cause, record: LogRecord) -> bool:
-        """Return whether a line of die() belongs to the event before."""
+        """Return whether a line of die() belongs to the last event."""
         if cause not in ("oops", "invalid-opcode") or not self.events:
             return False
         last = self.events[-1]
@@ -657,7 +657,7 @@ def parse_events(log: Iterable[LogRecord]) -> list[Event]:
 LINES = 20
 
 _WARNING = 4
-"""KERN_WARNING: what matters is at least that."""
+"""KERN_WARNING: less severe messages are left out."""
 
 _NOISE = re.compile(
     r"(R[A-Z0-9]{1,2}|E[A-Z]{2}|CR\d|DR\d|[CDEFGS]S|PKRU|EFLAGS|x\d+|pstate|sp|lr)"
@@ -683,20 +683,20 @@ _NOISE = re.compile(
     r"device-mapper: core: CONFIG_IMA|\S+: loading out-of-tree module|"
     r".*supports timestamps until"
 )
-"""Registers and the like, which a crash has elsewhere in the report, and tables that
-would fill the page."""
+"""Lines to leave out: registers and the like, which the report has elsewhere, and
+tables that would fill the page."""
 
 _LINE_OF_PROGRAM = "(by a program) "
 """Marks what was written to /dev/kmsg, which may claim anything."""
 
 _BOOT_NS = 30_000_000_000
-"""What a boot warns of is the same each time."""
+"""Time from boot in which messages are left out: they are the same at each boot."""
 
 
 def last_lines(log: Sequence[LogRecord]) -> tuple[str, ...]:
     """Return the last :data:`LINES` lines that matter, as dmesg prints them.
 
-    Of lines that are repeated only the last is kept, with how often there were such.
+    Only the last of repeated lines is kept, with the number of times.
     """
     last_ns = log[-1].time_ns if log else 0
     times: dict[str, int] = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the page allocator has left, control groups at limits, the OOM killer."""
+"""Read free memory, control groups at their limits, and the log of the OOM killer."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,9 +39,9 @@ from msatools.selfdesc.find import (
     object_at,
 )
 
-# --- What memory was full of when it ran out, by the kernel's log. Pure.
+# --- What filled memory when it ran out, by the kernel's log. Pure.
 #
-# Of the machine: mm/show_mem.c, show_free_areas(). Of a control group: mm/memcontrol.c,
+# For the machine: mm/show_mem.c, show_free_areas(). For a cgroup: mm/memcontrol.c,
 # mem_cgroup_print_oom_meminfo(), whose lines are those of memory.stat.
 
 
@@ -59,7 +59,7 @@ _HUGE = re.compile(
 _TOTAL = re.compile(r"(\d{1,15}) pages (RAM|reserved)")
 _STAT = re.compile(r"([a-z_0-9]+) (\d{1,18})")
 _STAT_OF_GROUP = {
-    # Version 1 has other names for the first two.
+    # cgroup v1 calls it rss.
     "anon": ANON,
     "rss": ANON,
     "shmem": SHMEM,
@@ -72,18 +72,18 @@ _STAT_OF_GROUP = {
 }
 _TOTAL_OF = "total_"
 _WITH_SHMEM = ("file", "cache")
-"""Names of a group's page cache, which has the files of tmpfs in it."""
+"""Names of a group's page cache, which includes the files of tmpfs."""
 
 Filled = Mapping[str, int]
 """Bytes of each kind of memory, the largest first; empty if the log does not say."""
 
 
 def group_filled(lines: Iterable[str]) -> Filled:
-    """Return what a control group's memory was, by the lines after its name."""
+    """Return the memory of a control group by kind, from the lines after its name."""
     stat = {
         found[1]: int(found[2]) for line in lines if (found := _STAT.fullmatch(line))
     }
-    # Of version 1, these are with the groups below it.
+    # In cgroup v1, they include the groups below.
     totals = {
         name.removeprefix(_TOTAL_OF): value
         for name, value in stat.items()
@@ -98,7 +98,7 @@ def group_filled(lines: Iterable[str]) -> Filled:
 
 
 def machine_filled(lines: Iterable[str], page_size: int) -> Filled:
-    """Return what the machine's memory was, by the lines after ``Mem-Info:``."""
+    """Return the machine's memory by kind, from the lines after ``Mem-Info:``."""
     pages: dict[str, int] = {}
     kib: dict[str, int] = {}
     huge = 0
@@ -121,8 +121,8 @@ def machine_filled(lines: Iterable[str], page_size: int) -> Filled:
     shmem = of("shmem")
     lists = of("active_anon", "inactive_anon", "isolated_anon", "unevictable")
     kinds = {
-        # The pages of tmpfs are on the lists of anonymous ones, and what is locked of
-        # either is on one of its own.
+        # Pages of tmpfs are on the anonymous lists; locked pages, of either kind, are
+        # on the unevictable list.
         ANON: max(lists - shmem, 0),
         SHMEM: shmem,
         FILE: of("active_file", "inactive_file", "isolated_file"),
@@ -147,11 +147,11 @@ def _ranked(kinds: Mapping[str, int]) -> Filled:
     return {kind: amount for kind, amount in ranked if amount}
 
 
-# --- What the kernel's log has of a lack of memory (mm/oom_kill.c).
+# --- Out-of-memory events in the kernel's log (mm/oom_kill.c).
 
 
 Constraint = Literal["none", "cgroup", "cpuset", "memory-policy"]
-"""What had no memory: the machine, a control group, a cpuset, a policy of NUMA."""
+"""What ran out of memory: the machine, a control group, a cpuset, a NUMA policy."""
 
 _INVOKED = re.compile(
     r"(?P<comm>.{0,64}) invoked oom-killer: gfp_mask=(?P<gfp>0x[0-9a-f]+)"
@@ -163,8 +163,8 @@ _GROUP = re.compile(r"oom-kill:.*\boom_memcg=(?P<path>.*?),task_memcg=")
 _IN_GROUP = re.compile(r"\s*mem_cgroup_out_of_memory\+|Memory cgroup out of memory: K")
 _LIMIT = re.compile(r"memory: usage \d+kB, limit \d+kB")
 _OOM_OF_GROUP = re.compile(
-    # The second is from before "mm, oom: add oom victim's memcg to the oom context
-    # information" (in v5.0), and there it comes first.
+    # "Task in ..." is from before "mm, oom: add oom victim's memcg to the oom context
+    # information" (in v5.0), where it comes first.
     r"(?:Memory cgroup stats for |Task in .*? killed as a result of limit of )"
     r"(?P<path>.*?)(?::|$)"
 )
@@ -185,7 +185,7 @@ _ENDS = (
     *("Tasks state (memory values", "oom-kill:", "Out of memory", "Kernel panic"),
     "Memory cgroup out of memory",
 )
-"""How lines begin that come after those on the state of memory."""
+"""Starts of the lines that end the description of memory."""
 _KINDS: dict[str, Constraint] = {
     "NONE": "none",
     "MEMCG": "cgroup",
@@ -216,20 +216,20 @@ class MemoryHolder(Struct, frozen=True):
 
 
 class OutOfMemory(Struct, frozen=True):
-    """One lack of memory, and what followed."""
+    """One out-of-memory event, and the processes that were killed."""
 
     time_ns: int
     line: int = 0
-    """The line of a text that it begins at, from 1; 0 in a dump."""
+    """Line of the text at which the event begins, from 1; 0 in a dump."""
 
     comm: str | None = None
     """The task that asked for memory; ``None`` if the log no longer has it."""
 
     order: int | None = None
-    """It asked for 2^order pages; -1 if a user did, by sysrq."""
+    """The task asked for 2^order pages; -1 if sysrq started the OOM killer."""
 
     flags: str | None = None
-    """How it asked: ``GFP_KERNEL``."""
+    """GFP flags of the allocation, such as ``GFP_KERNEL``."""
 
     constraint: Constraint = "none"
     cgroup: str | None = None
@@ -239,14 +239,14 @@ class OutOfMemory(Struct, frozen=True):
     """The tasks with most memory, the largest first."""
 
     filled: Filled = field(default_factory=dict)
-    """What the memory of the machine, or of the control group, was then."""
+    """Memory of the machine or the control group at that time."""
 
     victims: tuple[Victim, ...] = ()
     """Several, if a control group is killed as a whole (memory.oom.group)."""
 
 
 def parse_ooms(log: Iterable[LogRecord], page_size: int) -> list[OutOfMemory]:
-    """Return the lacks of memory in a log, the oldest first."""
+    """Return the out-of-memory events in a log, the oldest first."""
     return list(_parse(log, page_size))
 
 
@@ -268,7 +268,7 @@ def _parse(log: Iterable[LogRecord], page_size: int) -> Iterator[OutOfMemory]:
                 yield _with(last, holders, lines, page_size)
             last, holders, lines = _begun(found, record), [], []
         elif last is None and (_KIND.match(line) or _KILLED.match(line)):
-            # The table of tasks before it may be larger than the log.
+            # The event's beginning is lost: its table of tasks may fill the log.
             begun = OutOfMemory(record.time_ns, record.line)
             last = _detail(begun, holders, record)
         elif last is not None:
@@ -292,10 +292,10 @@ def _begun(found: re.Match[str], record: LogRecord) -> OutOfMemory:
 def _detail(
     oom: OutOfMemory, holders: list[MemoryHolder], record: LogRecord
 ) -> OutOfMemory:
-    """Return the same with what a further line adds."""
+    """Return *oom* with the facts of a further line; add tasks to *holders*."""
     line = record.text
     if _LIMIT.match(line) or _IN_GROUP.match(line):
-        # Only a control group has a limit. A panic comes before its own line.
+        # Only a control group has a limit. A panic may come before the oom-kill line.
         oom = replace(oom, constraint="cgroup")
     if found := _OOM_OF_GROUP.match(line):
         path = oom.cgroup or found["path"]
@@ -324,7 +324,7 @@ def _with(
     oom: OutOfMemory, holders: list[MemoryHolder], lines: list[str], page_size: int
 ) -> OutOfMemory:
     ranked = sorted(holders, key=lambda holder: -holder.rss_pages)
-    # What comes after the table of tasks is of something else.
+    # The lines from the table of tasks on do not describe memory.
     lines = [*takewhile(lambda line: not line.startswith(_ENDS), lines)]
     filled: Filled = {}
     if oom.comm is None:
@@ -343,30 +343,30 @@ def _with(
 
 
 MAX_GROUPS = 4096
-"""Control groups that are looked at, breadth first."""
+"""Maximum number of control groups that are read, breadth first."""
 
 _AT_LIMIT = 0.98
-"""Share of a limit from which on a group is at it: CPUs charge 64 pages ahead."""
+"""Share of its limit at which a group counts as full: CPUs charge 64 pages ahead."""
 
 _MAX_PAGES = 1 << 40
-"""A limit of so many pages, 4 PiB, is none (PAGE_COUNTER_MAX)."""
+"""A limit of this many pages (4 PiB) or more means no limit (PAGE_COUNTER_MAX)."""
 
 _LRU_LISTS = 5
 """Lists in enum lru_list: anonymous (inactive, active), of files, unevictable."""
 
 
 class ZoneState(Struct, frozen=True, kw_only=True):
-    """Free pages of a zone, and what an ordinary allocation may take."""
+    """Free pages of a zone, and those that an ordinary allocation may take."""
 
     node: int
     name: str
     managed: int
     free: int
     low: int
-    """Below it kswapd reclaims."""
+    """Low watermark: with fewer free pages kswapd reclaims."""
 
     min: int
-    """Below it an allocation has to reclaim by itself."""
+    """Minimum watermark: with fewer free pages an allocation reclaims by itself."""
 
     reserve: int
     """Pages kept from allocations that could use a higher zone (lowmem_reserve)."""
@@ -433,7 +433,7 @@ class MemoryState(Struct, frozen=True, kw_only=True):
         return free + file - min(file // 2, low) + slab - min(slab // 2, low)
 
     def sum(self, *names: str) -> int | None:
-        """Sum counters; ``None`` if one is lost."""
+        """Sum counters; ``None`` if one cannot be read. A missing one counts as 0."""
         total = 0
         for name in names:
             value = self.counters.get(name, 0)
@@ -448,7 +448,7 @@ class MemoryState(Struct, frozen=True, kw_only=True):
 
 
 def read_memory(reader: Reader, page_size: int, losses: LossLog) -> MemoryState:
-    """Read what is left of memory.
+    """Read free memory, swap, and the control groups at their limits.
 
     :raises MissingError: if the types lack what describes zones
     """
@@ -518,8 +518,8 @@ def _groups_at_limit(reader: Reader, losses: LossLog) -> Iterator[GroupAtLimit]:
 
 
 def _removed_groups(reader: Reader, losses: LossLog) -> int | None:
-    """Count removed groups; ``None`` if those of memory are not on the hierarchy that
-    counts them."""
+    """Count removed groups; ``None`` if the memory controller is not on the unified
+    hierarchy, whose removed groups are counted."""
     try:
         if is_unified(reader):
             return Memcgs(reader, losses).removed()
@@ -598,10 +598,10 @@ def _generations(reader: Reader, info: drgn.Type, address: int) -> tuple[int, in
 def _words(
     reader: Reader, type_: drgn.Type, address: int, member: str, row: int
 ) -> npt.NDArray[np.int64]:
-    """Read an array of longs, of as many dimensions as there may be.
+    """Read an array of longs of any number of dimensions, flattened.
 
-    :param row: Number of longs that belong together.
-    :raises DamagedDataError: if the array is not made of those
+    :param row: Number of longs in a row.
+    :raises DamagedDataError: if the array does not consist of whole rows
     """
     with drgn_lookups:
         found = drgn.Object(reader.prog, type_, address=0).subobject_(member)

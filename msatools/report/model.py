@@ -27,10 +27,10 @@ STDIN = "-"
 def command_line(target: Target, name: str, arguments: Iterable[str] = ()) -> str:
     """Return the command line of ``msa-NAME`` on a target, quoted for a shell.
 
-    :param arguments: What follows the target.
+    :param arguments: Arguments after the target.
     """
     if target.kind == "log":
-        # It has nothing for another command.
+        # A log has data only for msa-report.
         name, arguments = "report", ("-v",)
     words = [f"msa-{name}", *_target_words(target), *arguments]
     return " ".join(shlex.quote(word) for word in words)
@@ -43,7 +43,7 @@ def _target_words(target: Target) -> list[str]:
         return []
     if target.kind == "qmp":
         return ["--qemu", target.path]
-    # A number would be an interval.
+    # A bare number would be parsed as an interval.
     is_number = target.path.replace(".", "", 1).isdecimal()
     words = [f"./{target.path}" if is_number else target.path]
     vmlinux = next((s.path for s in target.sources if s.module == "kernel"), None)
@@ -54,7 +54,7 @@ def _target_words(target: Target) -> list[str]:
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
-    """What to read."""
+    """Which parts of the kernel to read, and which results to keep."""
 
     crash_only: bool = False
     """Read only what is needed to know how the kernel crashed."""
@@ -103,7 +103,7 @@ class TriageVerdict(Struct, frozen=True, kw_only=True):
     """One sentence."""
 
     evidence: tuple[str, ...]
-    """Facts that it stands on, as text."""
+    """Facts that support the verdict, as text."""
 
     see: str
     """The command line that shows more."""
@@ -116,7 +116,7 @@ class NestedFault(Struct, frozen=True, kw_only=True):
     """What kind of fault it was."""
 
     message: str
-    """The line of the log that names it best."""
+    """The line of the log that describes the fault best."""
 
     function: str | None
     """The faulting function."""
@@ -125,7 +125,7 @@ class NestedFault(Struct, frozen=True, kw_only=True):
     """The module of that function; ``None`` for the kernel proper."""
 
     time_ns: int
-    """When, by the log's clock."""
+    """Time of the fault, by the log's clock."""
 
 
 class Unloaded(Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """What kind of fault or request it was."""
 
     message: str | None
-    """The line of the log that names it best."""
+    """The line of the log that describes the crash best."""
 
     function: str | None
     """The faulting function; of a stall, the one that waits or spins; for want of
@@ -172,10 +172,10 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """When it crashed, by the kernel's clock; ``None`` if the log does not say."""
 
     is_jump: Annotated[bool, ADDED] = False
-    """Whether that function jumped to an address without code."""
+    """Whether the faulting function jumped to an address without code."""
 
     unloaded: Annotated[Unloaded | None, ADDED] = None
-    """What is known of the address, if modules were there and none is."""
+    """The address, if modules were loaded there and none is now; else ``None``."""
 
     nested: Annotated[tuple[NestedFault, ...], ADDED] = ()
     """Faults in panic() itself, the oldest first: results of the crash, not causes."""
@@ -184,12 +184,12 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
     """The line of the text that the message is, from 1; of a log alone."""
 
     has_panicked: Annotated[bool, UNLISTED] = True
-    """Whether it is known to have crashed: of a log that ends in an oops, that is
-    likely."""
+    """Whether the kernel certainly crashed; if a log ends in an oops, it only likely
+    did."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The machine, and since when it ran."""
+    """The machine that the kernel runs or ran on."""
 
     host: str | None
     """Name of the host, in the initial namespace."""
@@ -217,7 +217,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class ReportSection(Struct, frozen=True, kw_only=True):
-    """What one command has to say; either key is there."""
+    """Summary of one command's report, or the error for which there is none."""
 
     summary: Annotated[str | None, ADDED] = None
     """One line."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Collect the front page: read all parts of a kernel once, and judge them."""
+"""Collect msa-report's data: read all parts of a kernel once, and apply the rules."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -187,7 +187,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         )
 
     def _read_text(self, text: "LogText") -> ReportParts:
-        """Read a kernel's log that is a text, of which there is nothing else."""
+        """Read what a log in a text provides: the other parts need its kernel."""
         choice = choose_boot(text)
         boot = choice.boot
         self._target = target_of_log(self._target, text, choice)
@@ -236,7 +236,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     def _verdicts(
         self, parts: ReportParts, rules: Sequence[VerdictRule[Any]]
     ) -> list[TriageVerdict]:
-        """Return the verdicts; a rule with a fault costs its own alone."""
+        """Return the verdicts; without those of rules that fail, which are recorded."""
         found: list[TriageVerdict] = []
         self._failed: list[str] = []
         for rule in rules:
@@ -252,7 +252,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         return found or ReportSection(error=str(self._faults[-1]))
 
     def _attempt(self, name: str, make: Callable[[], T], otherwise: U) -> T | U:
-        """Return what *make* does, or *otherwise* if it has a fault of msatools."""
+        """Return the result of *make*; *otherwise* after a fault of msatools."""
         try:
             return make()
         except (*LOST, TargetError, OSError, MemoryError):
@@ -270,7 +270,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     def _log(self) -> tuple[LogRecord, ...]:
         try:
             log = tuple(read_log(self._reader, self._losses))
-            # Those that cannot be read are counted as a loss.
+            # Messages that cannot be read are counted as a loss, not as overwritten.
             unread = self._losses.coverage[Loss.LOG.value]
             if log and (lost := log[0].sequence - unread) > 0:
                 self._losses.note(
@@ -285,7 +285,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
             return ()
 
     def _parts(self, errors: dict[str, str], progress: Progress) -> dict[str, object]:
-        """Read the report of each command, and what else verdicts need."""
+        """Read the report of each command and the other data of the rules, by name."""
         prog, target, options = self._prog, self._target, self._options
         page_size = target.page_size
         readers: Mapping[str, Callable[[], object]] = {
@@ -337,11 +337,11 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         return report.stacks
 
     def _limits(self) -> tuple[Limit, ...]:
-        """Read the limits that any tasks count against, and not the dead alone."""
+        """Read the limits that tasks, alive or dead, count against."""
         reader, losses = self._reader, self._losses
         tasks = TaskReader(reader).read_all(losses)
         limits = collect_limits(reader, tasks, np.arange(len(tasks)), losses)
-        # What was counted are all tasks.
+        # ``zombies`` would be the number of all tasks here.
         return tuple(replace(limit, zombies=0) for limit in limits)
 
     def _reclaimable_caches(self, memstat: MemstatReport) -> frozenset[int]:
@@ -354,7 +354,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
     def _part(
         self, name: str, read: Callable[[], T], errors: dict[str, str]
     ) -> T | None:
-        """Read a part; a part that fails is a line, and not the end of the report."""
+        """Read a part; if that fails, record why in *errors*, and return ``None``."""
         try:
             return read()
         except (MovedError, OSError):
@@ -374,7 +374,7 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
         return None
 
     def _add(self, report: Report) -> None:
-        """Count what a part read, and what it lost."""
+        """Add the reads, losses and notes of a part to those of the report."""
         log = LossLog(Counter(report.coverage))
         coverage = self._losses.coverage
         for key in ("reads", "bytes_read"):
@@ -389,6 +389,6 @@ class Triage(KernelSession[TriageReport, ReportOptions]):
 
 
 def log_of_text(prog: drgn.Program) -> "LogText | None":
-    """Return the text that a program stands for; ``None`` for a kernel."""
+    """Return the log that *prog* was opened for; ``None`` if it is of a kernel."""
     found: LogText | None = prog.cache.get(OPENED_TEXT)
     return found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rules: what has to hold for a verdict, and what the verdict says.
+"""Rules: the condition for each verdict, and its words.
 
-:class:`ReportParts` is what all are made from.
+:class:`ReportParts` is the input of all rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -33,13 +33,13 @@ from msatools.tasks.identity import AddressSpace
 from msatools.tasks.waits import VFORK
 from msatools.zombies.model import Limit, ZombiesReport
 
-# --- All that verdicts are made from: the reports of the other commands, and more.
+# --- The input of rules: the reports of the other commands, and further data.
 
 
 class ReportParts(Struct, frozen=True, kw_only=True):
-    """What was read of a kernel. A part that failed is ``None``, and among the errors.
+    """The data read from a kernel. A part that failed is ``None``, and has an error.
 
-    A further source of findings is a further field here, and is read in
+    To add a source of findings, add a field here, and read it in
     :mod:`msatools.report.report`; the rules that need it name it in ``needs``.
     """
 
@@ -83,10 +83,10 @@ class ReportParts(Struct, frozen=True, kw_only=True):
     """Why a part failed, by the name of its field."""
 
     lacks_levels: bool = False
-    """Whether the log is a text that does not say how bad each line is."""
+    """Whether the log is a text without the log level of each line."""
 
     is_boot_clock: bool = True
-    """Whether times are since boot: those of a text may be of the day."""
+    """Whether times count from boot; those of a text may be times of day."""
 
 
 # --- Words that several verdicts share. Pure.
@@ -127,7 +127,7 @@ DOUBTS: dict[VerdictConfidence, str] = {
     "likely": "likely",
     "evidence": "circumstantial",
 }
-"""How sure a verdict is, in a word; empty if the kernel records what it says."""
+"""Word for each confidence; empty if the kernel records the fact."""
 
 
 def cause_text(cause: Cause) -> str:
@@ -136,7 +136,7 @@ def cause_text(cause: Cause) -> str:
 
 
 def fault_text(crash: CrashDetails) -> str:
-    """Return what kind of fault it was, and where."""
+    """Return the kind of a fault and the faulting function, in words."""
     cause = cause_text(crash.cause)
     if not crash.function:
         return cause
@@ -146,7 +146,7 @@ def fault_text(crash: CrashDetails) -> str:
 
 
 def unloaded_text(crash: CrashDetails) -> str:
-    """Return what is known of a bad address where a module was; empty if nothing."""
+    """Return a sentence on a bad address that may have been a module's; else empty."""
     if crash.unloaded is None:
         return ""
     what = "code" if crash.is_jump else "data"
@@ -170,7 +170,7 @@ def waited_text(count: int, age_ns: int) -> str:
 
 
 def waits_for_text(count: int, what: str) -> str:
-    """Return how many tasks wait for something; it alone if none does."""
+    """Return how many tasks wait for *what*; only *what* if none does."""
     if not count:
         return what
     return f"{count_text(count, 'task')} {'waits' if count == 1 else 'wait'} for {what}"
@@ -224,13 +224,13 @@ def said(event: Event | CrashDetails) -> str:
 
 
 def root_text(root: Root) -> str:
-    """Return what a root of waits is."""
+    """Describe a root of waits: its task and reason, its cycle, or its reason alone."""
     if root.pid is not None and root.kind == "task":
         guess = "perhaps " if root.confidence == "evidence" else ""
         return f"{guess}{pid_text(root.pid, root.comm)}: {root.reason}"
     if root.kind == "cycle":
         return f"{tasks_text(((pid, None) for pid in root.waiters), 4)}: {root.reason}"
-    # Who or what is to wake such a task is in no table of the kernel.
+    # The kernel does not record who is to wake such a task.
     is_unknown = root.external is None and root.reason.startswith("asleep in ")
     return f"something unknown ({root.reason})" if is_unknown else root.reason
 
@@ -257,7 +257,7 @@ def waits_text(parts: "ReportParts", pid: int) -> str:
     return "it is runnable"
 
 
-# --- Waits that several verdicts judge: how long is long, and what explains which.
+# --- Waits that several rules judge: thresholds, and the verdict on each wait.
 # Pure.
 #
 # A wait has one cause, and one verdict names it: a task behind a dead disk or a frozen
@@ -265,11 +265,11 @@ def waits_text(parts: "ReportParts", pid: int) -> str:
 
 
 LONG_NS = 10_000_000_000
-"""From when on a wait is a verdict: hung tasks, stuck I/O, stopped owners. Disks and
+"""Shortest wait with a verdict: hung tasks, stuck I/O, stopped owners. Disks and
 servers answer within seconds, mostly within milliseconds."""
 
 HUNG_NS = 120_000_000_000
-"""From when on hung tasks are critical: the kernel's own measure
+"""Shortest wait that makes hung tasks critical: the kernel's own default
 (CONFIG_DEFAULT_HUNG_TASK_TIMEOUT)."""
 
 _RCU = "RCU grace period"
@@ -277,7 +277,7 @@ _SERVED = ("device", "swap", "fuse", "network")
 
 
 def is_long(wait: Wait, limit_ns: int = LONG_NS) -> bool:
-    """Return whether a wait is known to have lasted for a time."""
+    """Return whether a wait has certainly lasted for *limit_ns* or longer."""
     return wait.age_ns >= limit_ns and wait.age_bound != "upper"
 
 
@@ -293,7 +293,7 @@ def stuck_roots(locks: LocksReport) -> Iterator[Root]:
 def served_age_ns(locks: LocksReport, root: Root) -> int:
     """Return the longest wait for a device or server itself.
 
-    Who is behind those that wait may have waited for longer, for other things.
+    Tasks behind the direct waiters may have waited longer, for other things.
     """
     direct = {root.pid} if root.kind == "task" else {*root.waiters}
     ages = (
@@ -320,13 +320,13 @@ def stopped_roots(locks: LocksReport) -> Iterator[Root]:
 
 
 def stopped_age_ns(root: Root) -> int:
-    """Return for how long others have waited for a task that was stopped then."""
+    """Return for how long others have waited for a task since it was stopped."""
     ages = (root.max_age_ns, root.age_ns)
     return min(age for age in ages if age is not None)
 
 
 def explained(parts: ReportParts) -> set[int]:
-    """Return the IDs of the tasks whose waits verdicts with a cause name."""
+    """Return the IDs of the tasks whose waits a verdict explains by their cause."""
     locks = parts.locks
     if locks is None:
         return set()
@@ -371,7 +371,7 @@ def starved_roots(
 def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
     """Yield the roots that a verdict on CPUs names.
 
-    They are who holds up CPUs or RCU, and who does not get to run because of that.
+    They hold up CPUs or RCU, or get no CPU because of that.
     """
     stalls = parts.cpus.stalls if parts.cpus is not None else None
     found = [each for each in stalls.found if each.over_limit] if stalls else []
@@ -391,7 +391,7 @@ def _stalled_roots(parts: ReportParts, locks: LocksReport) -> Iterator[Root]:
 
 
 def throttled_tasks(parts: ReportParts) -> dict[str, list[RunnableTask]]:
-    """Map why tasks are throttled, in words, to those tasks."""
+    """Map each reason for throttling, in words, to the tasks throttled for it."""
     found: dict[str, list[RunnableTask]] = {}
     for queue in parts.cpus.run_queues if parts.cpus is not None else ():
         for task in queue.waiting:
@@ -410,7 +410,7 @@ def uninterruptible(locks: LocksReport) -> set[int]:
     return {wait.pid for wait in locks.waits if wait.state == "D"}
 
 
-# --- Memory that reclaim cannot free, by what it is and whose it is.
+# --- Memory that reclaim cannot free, by kind, and its owners.
 
 
 SHOWN = 4
@@ -422,10 +422,10 @@ class Kind(Struct, frozen=True):
     name: str
     pages: int
     is_kernel: bool
-    """Whether the kernel has it, and not processes."""
+    """Whether the kernel uses it, rather than processes."""
 
     view: tuple[str, ...] = ()
-    """Options of msa-memstat that show whose it is."""
+    """Options of msa-memstat that show its owners."""
 
 
 _MORE, _BARE = ("-v",), ("--unattributed",)
@@ -448,12 +448,12 @@ KERNEL_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
         _BARE,
     ),
 }
-"""Classes of memory, none of which can be reclaimed: the name of each, and options of
-msa-memstat that show whose it is."""
+"""Unreclaimable classes of memory: the name of each in words, and the options of
+msa-memstat that show its owners."""
 
 
 def unreclaimable(parts: ReportParts) -> list[Kind]:
-    """Return what reclaim cannot free, the largest first; empty if unknown."""
+    """Return the kinds that reclaim cannot free, largest first; empty if unknown."""
     memory, memstat = parts.memory, parts.memstat
     if memory is None or memstat is None:
         return []
@@ -462,7 +462,7 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
     locked = memory.sum("NR_MLOCK") or 0
     kinds = [Kind("locked (mlock)", locked, False)]
     if not has_swap:
-        # What is locked is mostly anonymous, else shared; no page counts twice.
+        # Locked pages are taken for anonymous ones, then shared: none counts twice.
         anon, shmem = classes.get("user.anon", 0), classes.get("cache.shmem", 0)
         shmem -= min(max(locked - anon, 0), shmem)
         anon -= min(locked, anon)
@@ -481,7 +481,7 @@ def unreclaimable(parts: ReportParts) -> list[Kind]:
 
 
 def slab_groups(report: MemstatReport | None) -> dict[int, SlabGroup]:
-    """Return the caches that a report has, by the address of each."""
+    """Return the slab caches in a report, by the address of their ``kmem_cache``."""
     by = (report.by if report else None) or {}
     groups = (group for group in by.get("slab", ()) if isinstance(group, SlabGroup))
     return {group.kmem_cache: group for group in groups if group.kmem_cache is not None}
@@ -501,7 +501,7 @@ def _largest_cache(parts: ReportParts) -> str:
 
 
 def kinds_text(parts: ReportParts) -> Iterator[str]:
-    """Yield lines on the largest kinds, with who has it."""
+    """Yield a line on the largest unreclaimable kinds, and one on large processes."""
     kinds = unreclaimable(parts)
     if not kinds:
         return
@@ -520,9 +520,9 @@ def kinds_text(parts: ReportParts) -> Iterator[str]:
             yield f"largest processes: {text}"
 
 
-# --- Rules: what has to hold for a verdict, and what the verdict says.
+# --- Rules: the condition for each verdict, and its words.
 #
-# A rule is data: msatools.report.rules has them, a file a topic.
+# A rule is data; msatools.report.rules has a file of rules for each topic.
 
 
 S = TypeVar("S")
@@ -534,13 +534,13 @@ class VerdictRule(Struct, Generic[S], frozen=True, kw_only=True):
     """One rule, on subjects of one kind: a lock, a process, the whole machine."""
 
     code: str
-    """The verdict's code, one of the contract's."""
+    """The verdict's code, one of those in docs/commands/report.md."""
 
     needs: tuple[str, ...]
     """The fields of :class:`ReportParts` that it needs."""
 
     when: Callable[[ReportParts], Iterable[S]]
-    """Returns each subject that it holds for, the worst first."""
+    """Returns the subjects for which the rule holds, the worst first."""
 
     severity: Severity | Callable[[S], Severity]
     confidence: VerdictConfidence | Callable[[S], VerdictConfidence]
@@ -548,7 +548,7 @@ class VerdictRule(Struct, Generic[S], frozen=True, kw_only=True):
     """The verdict, as one sentence."""
 
     evidence: Callable[[S], Iterable[str]]
-    """Facts that it stands on."""
+    """Facts that support the verdict."""
 
     see: Callable[[S], tuple[str, ...]]
     """The command that shows more: its name, and its arguments after the target."""
@@ -570,7 +570,7 @@ def worst_first(found: Iterable[TriageVerdict]) -> list[TriageVerdict]:
 
 
 def untested(rules: Iterable[VerdictRule[Any]], parts: ReportParts) -> tuple[str, ...]:
-    """Return the codes of which no rule can be tested, as parts have failed."""
+    """Return the codes of which no rule can be tested, as each lacks a part."""
     tested: dict[str, bool] = {}
     for rule in rules:
         is_whole = all(getattr(parts, name) is not None for name in rule.needs)

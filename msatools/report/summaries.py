@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each command says, in one line, and command lines to go on with. Pure."""
+"""Summarize each command's report in a line, and suggest next commands. Pure."""
 
 import shlex
 from collections import Counter
@@ -42,11 +42,11 @@ _BESIDE = {
     "not in the dump": "excluded",
     "unreadable": "unreadable",
 }
-"""Further parts of memory, where there are any. What is reserved was never managed."""
+"""Further kinds of memory, listed if present. Reserved memory was never managed."""
 
 _HELD = ("kernel.dmabuf", "kernel.rings")
-"""Memory of the kernel that programs hold, and no counter of the kernel has: it is
-named where it is large."""
+"""Kernel memory that programs hold, and that no counter of the kernel includes: it is
+named if it is large."""
 
 _LOAD_GROUPS = 3
 
@@ -114,7 +114,7 @@ def _held(report: MemstatReport, whole: int) -> str:
 
 
 def kinds_of_pages(report: MemstatReport) -> dict[str, int]:
-    """Return the pages of each kind of memory; what is reserved was never managed."""
+    """Return the number of pages by kind of memory, without reserved ones."""
     pages = {each.name: each.pages for each in report.classes}
     amounts = {
         label: sum(n for name, n in pages.items() if name.startswith(prefixes))
@@ -216,7 +216,7 @@ _SUMMARIES: Mapping[str, Callable[[Any, ReportParts], str]] = {
 }
 
 
-# --- Command lines to go on with: of what was found, then of what is odd. Pure.
+# --- Next command lines: from verdicts, then from hints. Pure.
 
 
 MOST, LEAST = 5, 3
@@ -237,13 +237,13 @@ _USUAL = (
     ("locks", (), "if it hangs: who waits for whom"),
     ("cpus", ("-v",), "if a CPU is busy: what it does, and who waits for it"),
 )
-"""What is worth a look by the symptom, where too little was found to go by."""
+"""Commands by symptom, to suggest if verdicts and hints are too few."""
 
 _MUCH = 0.10
-"""Share of managed memory that makes a kind of memory worth a view of its own."""
+"""Minimum share of managed memory for which a view of that kind is suggested."""
 
 _SOME = 0.05
-"""The same for what processes hold without having it mapped."""
+"""The same for memory without a mapping in a process, such as sockets and vmalloc."""
 
 _MOSTLY = 0.50
 
@@ -292,7 +292,7 @@ _WHY_OF_VIEWS = {
     "--io": "the I/O in flight of each disk, and since when",
     "--workqueues": "pools of workers: what is pending, and who is busy",
 }
-"""What views of msa-locks show, whichever verdict leads there."""
+"""What views of msa-locks show, for a verdict of any code."""
 
 _RUN_QUEUES = "each CPU's run queue: who runs, and who waits"
 
@@ -300,19 +300,19 @@ _RUN_QUEUES = "each CPU's run queue: who runs, and who waits"
 def next_steps(
     parts: ReportParts, verdicts: Sequence[TriageVerdict]
 ) -> tuple[NextStep, ...]:
-    """Return the command lines of verdicts, then of hints, the most telling first.
+    """Return the command lines of verdicts, then of hints, the most useful first.
 
-    There are up to :data:`MOST`, and the usual ones if fewer than :data:`LEAST`.
+    At most :data:`MOST` are returned; with fewer than :data:`LEAST`, usual ones follow.
     """
     if parts.target.kind == "log":
         return tuple(_steps_of_log(parts))
     steps: dict[str, str] = {}
     for verdict in verdicts:
-        # The first is the worst.
+        # Of verdicts with the same command, the first is the worst.
         steps.setdefault(verdict.see, _why(verdict))
     tools = {command.split(" ", 1)[0] for command in steps}
     for name, arguments, why in _hints(parts):
-        # A view of memory adds to another one; of the others one page is enough.
+        # Views of msa-memstat add to each other; one of another command is enough.
         if name == "memstat" or f"msa-{name}" not in tools:
             tools.add(f"msa-{name}")
             steps.setdefault(command_line(parts.target, name, arguments), why)
@@ -329,7 +329,7 @@ def next_steps(
 
 
 def _steps_of_log(parts: ReportParts) -> Iterator[NextStep]:
-    """Yield what to look at in a log, which no other command reads."""
+    """Yield the next steps for a log, which only msa-report reads."""
     target, crash = parts.target, parts.crash
     lines = [event.line for event in parts.events[-1:]]
     line = crash.line if crash is not None and crash.line else next(iter(lines), None)
@@ -360,13 +360,13 @@ def _covers(one: str, other: str) -> bool:
 
 
 def _words(command: str) -> tuple[str, set[str]]:
-    """Return the tool, and the other words: views that are joined by commas singly."""
+    """Return the tool, and the set of other words, split at commas."""
     tool, *words = command.replace(",", " ").split(" ")
     return tool, {*words}
 
 
 def _hints(parts: ReportParts) -> Iterator[Hint]:
-    """Yield what the commands' summaries show and no verdict judges."""
+    """Yield hints on facts that summaries show and no verdict judges."""
     yield from _waits(parts)
     yield from _memory(parts)
     if parts.zombies is not None and (dead := len(parts.zombies.zombies)):

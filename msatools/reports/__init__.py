@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Forms of the reports of all commands: read from files, compared, described.
+"""Read the reports of all commands from files, compare, encode and describe them.
 
 ``units`` formats quantities, ``schema`` describes models, ``diff`` compares two.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reads reports that ``--json`` has printed, and compares two row by row."""
+"""Read reports that ``--json`` has printed, and compare two row by row."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,10 +130,10 @@ class ReportFile(Struct, frozen=True):
 
     def read(self, model: type[T]) -> T:
         """
-        Return the fields of the report that a model has.
+        Convert the report to a model; other fields of the report are ignored.
 
         :param model: A :class:`msgspec.Struct`.
-        :raises SnapshotError: if the report lacks one of them, or one is damaged
+        :raises SnapshotError: if the report lacks a required field, or one is damaged
         """
         try:
             return msgspec.convert(self.values, model)
@@ -178,7 +178,7 @@ Value = int | str | None
 _Pair = tuple[ReportFile, ReportFile]
 
 _MAX_NUMBER = 1 << 63
-"""Above all numbers of CPUs and the like: damaged lists are not made ranges."""
+"""End of the numbers that a list shown as ranges may have, such as those of CPUs."""
 
 
 class Moment(Protocol):
@@ -376,7 +376,7 @@ def _changes(
 def _rows(
     table: DiffRows, report: ReportFile, head: Report
 ) -> Iterator[tuple[tuple[Value, ...], _DiffRow]]:
-    """Yield the rows under a key of a report, with the values that identify them."""
+    """Yield the rows of a table in a report, each after the values that identify it."""
     for row in _read_rows(table, report):
         key = {name: _value(row[name]) for name in table.by}
         lived_ns = row[table.lived] if table.lived else None

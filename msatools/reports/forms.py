@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Models as plain values and JSON, and recorded reports read back."""
+"""Encode models as JSON, for recordings and for --json; decode recordings."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def convert(value: object, model: type[T]) -> T:
     """
     Convert a part of a report that was decoded without its model.
 
-    :raises msgspec.MsgspecError: if it is none of that model
+    :raises msgspec.MsgspecError: if it does not match the model
     """
     return msgspec.convert(value, model, dec_hook=_decoded)
 
@@ -177,18 +177,18 @@ _AT_ONCE = 64
 """Items of a list to serialise at once: each call has a cost."""
 
 
-# --- The fields of a model that JSON has, and the form of each.
+# --- The fields of a model that JSON lists, and the form of each value.
 
 
 class _Shape(Struct, frozen=True):
-    """What JSON has of the fields of one model, kept for many rows."""
+    """The fields of a model that JSON lists, computed once for many rows."""
 
     keys: tuple[str, ...]
     values: Callable[[object], tuple[object, ...]]
     """Function that returns the listed fields of a row, in the order of the keys."""
 
     added: Mapping[str, str]
-    """Keys, by the name of the field, that are omitted if null."""
+    """Keys that are omitted if their value is ``None``, by the name of the field."""
 
     forms: tuple[tuple[str, Callable[[Any], object]], ...]
     """Functions that convert the value of a key to its form in JSON."""
@@ -197,14 +197,14 @@ class _Shape(Struct, frozen=True):
     """Values for msgspec of the fields that are not listed."""
 
     def without_hidden(self, row: Any) -> object:
-        """Return a row of plain values of which msgspec writes what is listed."""
+        """Return a copy of a row of which msgspec writes only the listed fields."""
         hidden = self.hidden
         if absent := [name for name in self.added if getattr(row, name) is None]:
             hidden = {**hidden, **dict.fromkeys(absent, UNSET)}
         return replace(row, **hidden) if hidden else row
 
     def items(self, row: tuple[object, ...]) -> dict[str, object]:
-        """Return the values of a row by key, each of them as the model has it.
+        """Return the values of a row by key, converted by :attr:`forms`.
 
         :param row: What :attr:`values` returns.
         """
@@ -262,7 +262,7 @@ def _plain(value: object) -> object:
 
 @cache
 def _converter(kind: type[Any]) -> Callable[[Any], object]:
-    """Return what converts values of a type: asking what it is takes as long as that.
+    """Return the function that converts values of a type; cached: finding it is slow.
 
     :raises TypeError: if no report has such values
     """
@@ -317,7 +317,7 @@ def _text(value: object) -> str:
     try:
         data = msgspec.json.format(msgspec.json.encode(value), indent=0)
     except UnicodeEncodeError:
-        # A path of the command line whose bytes are no text.
+        # A path of the command line whose bytes are not UTF-8.
         return json.dumps(value, default=_builtin)
     text = data.decode()
     if text.isascii() and "\x7f" not in text:
@@ -330,7 +330,7 @@ def _escape(found: "re.Match[str]") -> str:
 
 
 def _builtin(value: Any) -> object:
-    """Return what msgspec alone knows, in types of the standard library."""
+    """Convert a value of a type of msgspec to types of the standard library."""
     if isinstance(value, msgspec.Raw):
         return float(bytes(value))
     items = zip(keys(value), astuple(value), strict=True)

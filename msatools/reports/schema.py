@@ -228,7 +228,7 @@ _PLAIN: dict[Any, str] = {
 def schema_of(model: type[Any], name: str, what: str) -> Schema:
     """Return the schema of a document.
 
-    :param model: Its class.
+    :param model: Class of the document.
     :param name: Name and version, such as ``msatools.memstat/1``.
     :param what: The command that prints it, for the title.
     """
@@ -284,7 +284,7 @@ class _Schema:
         own = f"{model.__name__}.{key}"
         if own in MEANINGS:
             return MEANINGS[own]
-        # Values of a class have its description.
+        # Values of a class are described by the docstring of that class.
         for name in _references(described):
             return str(self._definitions[name]["description"])
         return MEANINGS.get(key)
@@ -292,7 +292,7 @@ class _Schema:
     def _property(self, marked: Mapping[str, Any], hint: Any, is_added: bool) -> Schema:
         """Return the schema of a field.
 
-        :param marked: Its marks.
+        :param marked: Marks of the field, by name.
         :param is_added: Whether the key is missing where the value is ``None``.
         """
         if (form := marked.get("form")) is not None:
@@ -356,7 +356,7 @@ class _Schema:
 
 
 def _references(described: Schema) -> Iterator[str]:
-    """Yield the names of the definitions that a schema is, or that it lists."""
+    """Yield the names of the definitions that a schema or its items refer to."""
     if "$ref" in described:
         yield described["$ref"].rpartition("/")[2]
     if "items" in described:
@@ -366,7 +366,7 @@ def _references(described: Schema) -> Iterator[str]:
 
 
 def _any_of(schemas: Sequence[Schema]) -> Schema:
-    """Return the schema of values that one of some schemas describes."""
+    """Return the schema of values that match any of *schemas*."""
     if all([*schema] == ["type"] for schema in schemas):
         return {"type": [schema["type"] for schema in schemas]}
     return {"anyOf": [*schemas]}
@@ -435,7 +435,7 @@ def plain_text(doc: str) -> str:
 
 
 def _typing_names(thing: Any) -> dict[str, Any]:
-    """Return what the modules of a class or function import ``if TYPE_CHECKING``."""
+    """Map the names that the modules of a class import ``if TYPE_CHECKING``."""
     modules = {each.__module__ for each in getattr(thing, "__mro__", (thing,))}
     found: dict[str, Any] = {}
     for module in modules:

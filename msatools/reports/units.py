@@ -14,8 +14,8 @@ def ranges(numbers: Iterable[int], most: int | None = None) -> str:
     >>> ranges([3, 0, 1, 2, 8]), ranges([0, 2, 4, 5, 7, 9], most=3)
     ('0-3,8', '0,2,4-5 +2')
 
-    :param most: Maximum number of ranges to write; the others are written as the count
-        of their numbers.
+    :param most: Maximum number of ranges to write; of the others only the count of
+        numbers is written.
     """
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):

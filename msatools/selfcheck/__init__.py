@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``--self-check``: whether the numbers of the commands agree on a kernel.
+"""Check that the numbers of the commands agree on a kernel: ``--self-check``.
 
-``selfcheck`` runs checks of one reading; ``memory``, ``tasks`` and ``commands`` have
-them.
+``selfcheck`` runs the checks; ``memory``, ``tasks`` and ``commands`` define them.
 """
 
 __all__ = (

@@ -21,7 +21,7 @@ from msatools.whatis.whatis import Whatis
 
 
 _MASKS = ("online", "present", "possible")
-"""The kernel's masks of CPUs, each a part of the next."""
+"""The kernel's masks of CPUs, each a subset of the next."""
 
 
 def masks(reports: ReportSet) -> Iterator[Comparison]:
@@ -54,13 +54,13 @@ def masks(reports: ReportSet) -> Iterator[Comparison]:
         yield replace(base, absent="this kernel keeps no such count")
         return
     count = unsigned(reports.reader.read(address, 4), 0, 4)
-    # Those that a crash stopped are no longer counted.
+    # CPUs that a crash stopped are not counted any more.
     online = kept_mask(reports.reader, "online", reports.losses) or ()
     yield replace(base, left_value=len(online), right_value=count)
 
 
 def sets(reports: ReportSet) -> Iterator[Comparison]:
-    """Compare the CPUs of the sets with those whose rows name them."""
+    """Compare the CPUs of the sets with the sets in the CPUs' rows."""
     report = reports.cpus
     known = {each.name: {*each.cpus} for each in report.sets}
     online = [cpu for cpu in report.cpus if cpu.online]
@@ -195,9 +195,9 @@ def owners(reports: ReportSet) -> Iterator[Comparison]:
 
 
 def standings(reports: ReportSet) -> Iterator[Comparison]:
-    """Compare what the commands say of tasks that run, wait for a CPU, or may not.
+    """Compare the standings of tasks in the commands: running, waiting, throttled.
 
-    All ask :mod:`msatools.tasks.states`, each from what it has read itself.
+    All use :mod:`msatools.tasks.states`, each on data that it has read itself.
     """
     by_cpus = _by_cpus(reports)
     throttled = {
@@ -238,7 +238,7 @@ def standings(reports: ReportSet) -> Iterator[Comparison]:
 
 
 def _by_whatis(reports: ReportSet, pid: int) -> str | None:
-    """Return the standing of a task as msa-whatis has it; ``None`` if it has none."""
+    """Return the standing of a task by msa-whatis; ``None`` if it reports none."""
     (rows,) = np.nonzero(reports.tasks["pid"] == pid)
     if not len(rows):
         return None
@@ -250,7 +250,7 @@ def _by_whatis(reports: ReportSet, pid: int) -> str | None:
 
 
 def _spinlocks(reports: ReportSet) -> Iterator[Comparison]:
-    """Compare who has spinlocks, by what stands still and by waits for locks."""
+    """Compare the owners of spinlocks by msa-cpus --stalls with those by msa-locks."""
     stalls = reports.cpus.stalls
     spins = {
         (each.pid, tuple(sorted(owner.pid for owner in each.wanted.owners)))
@@ -277,11 +277,11 @@ _STANDINGS = {
     "waits for CPU": "waiting",
     "throttled": "throttled",
 }
-"""Maps how the reason of a root begins to the standing of its task."""
+"""Maps the start of a root's reason to the standing of its task."""
 
 
 def _by_cpus(reports: ReportSet) -> dict[str, set[int]]:
-    """Return the IDs of tasks by their standing, as msa-cpus has it."""
+    """Return the IDs of tasks by their standing in msa-cpus."""
     found: dict[str, set[int]] = {name: set() for name in _STANDINGS.values()}
     for queue in reports.cpus.run_queues:
         if queue.current is not None:
@@ -294,11 +294,11 @@ def _by_cpus(reports: ReportSet) -> dict[str, set[int]]:
 LOCKS_CHECKS = (waits, owners, standings)
 
 
-# --- Checks of msa-whatis: whether what is at an address is what was read from there.
+# --- Checks of msa-whatis: whether it finds the task that was read from an address.
 
 
 _MOST = 64
-"""Maximum number of tasks whose addresses are asked for, spread over all."""
+"""Maximum number of tasks to look up by address, spread over all tasks."""
 
 
 def tasks(reports: ReportSet) -> Iterator[Comparison]:

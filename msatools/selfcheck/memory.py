@@ -21,10 +21,10 @@ from msatools.selfcheck.selfcheck import ReportSet
 from msatools.selfdesc.find import ask_each, drgn_lookups, find_variable
 
 _UNATTRIBUTED_SHARE = 200
-"""The share of managed memory that may be unattributed: one page of 200."""
+"""One of so many managed pages may be unattributed: 0.5 %."""
 
 _BOOT_BYTES = 16 << 20
-"""What a kernel takes at boot whatever the size of memory, for tables of ftrace, or
+"""Memory that a kernel takes at boot, on machines of any size, for tables of ftrace or
 requests of block devices (blk_mq_alloc_rqs()): 3 to 16 MiB in guests of 2 to 8 CPUs. It
 is the greater of the two limits on machines of less than 3 GiB."""
 
@@ -106,7 +106,7 @@ def unattributed(reports: ReportSet) -> Iterator[Comparison]:
 def _page_ext_pages(reports: ReportSet) -> int:
     """Return the pages that tables of struct page_ext take (mm/page_ext.c).
 
-    Each section has one, for what debugging options add to each struct page.
+    Each section has a table, for the data that debugging options add to each page.
     """
     try:
         size = find_variable(reports.prog, "page_ext_size").value_()
@@ -246,7 +246,7 @@ def _slab_counters(reports: ReportSet, known: Iterable[int | None]) -> dict[str,
     if not (counts.has("slabs") and counts.has("objects")):
         return {}
     for address in pointers[~counts.readable].tolist():
-        # To say why: the dump may leave it out.
+        # Read it again to raise the error, which states why.
         reader.read(address, 1)
     return {what: int(counts[what].sum()) for what in members}
 

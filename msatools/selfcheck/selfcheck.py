@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Runs the checks of one command on one reading of a kernel."""
+"""Run the checks of one command on a kernel, up to three times if it is running."""
 
 import platform
 from collections import Counter
@@ -66,7 +66,7 @@ class ReportSet:
         self.target = target
         self.reader = Reader(prog)
         self.losses = LossLog()
-        """Losses of what is read beside the reports."""
+        """Losses of the reads that checks make beside the reports."""
 
         self._reports: list[Report] = []
 
@@ -112,7 +112,7 @@ class ReportSet:
 
     @cached_property
     def whatis(self) -> Lookup:
-        """What msa-whatis reads of tasks."""
+        """The readers of msa-whatis."""
         return Lookup(self.reader, read_clocks(self.reader, self.losses), self.losses)
 
     @cached_property
@@ -124,7 +124,7 @@ class ReportSet:
         """Return a report, and keep it for :attr:`coverage`.
 
         :param collect: Makes the report of one command.
-        :raises ReportLost: if the kernel lacks what it needs, or that is unreadable
+        :raises ReportLost: if data for the report are missing or unreadable
         """
         try:
             report = collect()
@@ -155,7 +155,7 @@ def _reads_and_losses(report: Report) -> Counter[str]:
     return Counter(reads) + log.lost
 
 
-# --- What of a kernel and of this machine decides how it is read.
+# --- Properties of the kernel and of this machine that decide how it is read.
 
 
 _FEATURES = {
@@ -169,11 +169,11 @@ _FEATURES = {
     "page_owner": "page_owner_inited",
     "realtime": "rt_spin_lock",
 }
-"""Parts of a kernel, and a symbol that it has if it was built with them."""
+"""Maps a part of the kernel to a symbol that exists if it was built with that part."""
 
 
 def software() -> Software:
-    """Return the versions of what msatools runs on."""
+    """Return the versions of msatools, drgn and Python."""
     return Software(
         msatools=msatools.__version__,
         drgn=drgn.__version__,
@@ -296,7 +296,7 @@ class SelfChecks(Session[SelfCheckReport]):
 
 
 def _made(check: Check, reports: ReportSet) -> Iterator[Comparison]:
-    """Make a check, or a comparison that says why it could not be made."""
+    """Yield a check's comparisons, or one with the reason why it could not be made."""
     name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}".replace("_", "-")
     what = (check.__doc__ or "").split("\n")[0].rstrip(".")
     try:

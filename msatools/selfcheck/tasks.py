@@ -60,7 +60,7 @@ def counted(reports: ReportSet) -> Iterator[Comparison]:
 def _sum_of_words(reports: ReportSet, name: str) -> int:
     """Sum a per-CPU variable of 64 bits, the parts of which may be negative.
 
-    By its symbol: BTF of older kernels has no type of it.
+    The symbol is used, as BTF of older kernels lacks the variable's type.
     """
     pointer = find_symbol(reports.prog, name).address
     words = [
@@ -228,7 +228,7 @@ def run_queues(reports: ReportSet) -> Iterator[Comparison]:
 
 
 def _switched_out(reports: ReportSet, running: Container[int]) -> int:
-    """Count the tasks on CPUs that have turned to another already.
+    """Count the tasks with ``on_cpu`` set whose CPU has switched to another already.
 
     kernel/sched/core.c: ``on_cpu`` is cleared last, in finish_task().
     """

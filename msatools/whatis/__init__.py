@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What lies at an address: msa-whatis.
+"""Find what lies at an address: msa-whatis.
 
-``whatis`` goes from the most specific answer to the least; ``words`` says it.
+``whatis`` tries the most specific answers first; ``words`` puts them into text.
 """
 
 __all__ = (

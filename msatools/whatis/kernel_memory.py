@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Places in the kernel's memory: per-CPU, slab objects, stacks, vmalloc areas."""
+"""Find addresses in the kernel's memory: per-CPU, slab objects, stacks, vmalloc."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
@@ -80,9 +80,9 @@ class PerCpuPlaces:
         )
 
     def of_linked(self, address: int) -> PerCpuPlace | None:
-        """Return the variable at an address of the kernel's image that it is linked at.
+        """Return the per-CPU variable that is linked at an address in the image.
 
-        On arm64, and on x86-64 since v6.15, that is its per-CPU pointer: what lies in
+        On arm64, and on x86-64 since v6.15, that is its per-CPU pointer: the memory in
         the image was copied for each CPU, and freed.
 
         :return: ``None`` if there is none, or the kernel runs on one CPU without SMP.
@@ -184,7 +184,7 @@ state of the FPU (arch_task_struct_size), and for the nodes of NUMA."""
 
 _MAX_BYTES = 4096
 _NAMES = 3
-"""Of one object: bytes that are looked at, and names that are listed."""
+"""Maximum bytes that are read of one object, and names that are listed for it."""
 
 
 class SlabObjects:
@@ -229,7 +229,7 @@ class SlabObjects:
         )
 
     def _points_to(self, cache: SlabCache, start: int) -> tuple[str, ...]:
-        """Return what an object of a general cache points to, of modules first."""
+        """Return the symbols that a kmalloc object points to, modules' ones first."""
         if not cache.name.startswith("kmalloc"):
             return ()
         size = min(cache.size, _MAX_BYTES) // 8
@@ -257,7 +257,7 @@ class SlabObjects:
             return None
 
     def _others(self, cache: SlabCache) -> tuple[str, ...]:
-        """Return the names of the caches that were merged with another one."""
+        """Return the names of the other caches that were merged with *cache*."""
         return tuple(sorted({*self._aliases.get(cache.address, ())} - {cache.name}))
 
     @cached_property
@@ -337,7 +337,7 @@ class _Frames(Struct, frozen=True):
 
     frames: tuple[_Frame, ...]
     end: int
-    """Start of what is above the outermost frame: registers, or nothing."""
+    """End of the outermost frame; above it are registers of user mode, if any."""
 
 
 class StackPlaces:
@@ -348,7 +348,7 @@ class StackPlaces:
         self._frames = lru_cache(maxsize=None)(self._unwind)
 
     def find(self, address: int) -> tuple[Task, StackPlace] | None:
-        """Return the task and the place in its stack; ``None`` if it is in none."""
+        """Return the task whose stack has an address, and the place, or ``None``."""
         # Stacks are aligned to their size (THREAD_ALIGN), at least to a page.
         return self._find(address & -self._lookup.stack_bytes, address)
 
@@ -437,10 +437,10 @@ class StackPlaces:
 
 
 def _start_of(frame: drgn.StackFrame) -> tuple[int | None, bool]:
-    """Return an address at the start of a frame, and whether it is the very start.
+    """Return a frame's stack pointer and true, or else its frame pointer and false.
 
-    On arm64 the stack pointer is known from debug info alone; the frame pointer, at a
-    record of the frame, is known always. Locals may lie below the record.
+    On arm64 only debug info provides the stack pointer; the frame pointer, the address
+    of the frame record, is always known. Locals may lie below the record.
     """
     try:
         with drgn_lookups:
@@ -487,7 +487,7 @@ def find_area(lookup: Lookup, address: int) -> VmallocArea | None:
 
 
 def _find(lookup: Lookup, address: int) -> int:
-    """Return the address of the ``struct vmap_area`` with an address; 0 if none has.
+    """Return the ``struct vmap_area`` that contains an address; 0 if none does.
 
     :raises drgn.FaultError: if none is found, and a part of the trees cannot be read
     """

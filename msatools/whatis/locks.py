@@ -39,7 +39,7 @@ def read_lock(lookup: Lookup, type_: LockTypeName, address: int) -> LockThere | 
 def make_lock(lookup: Lookup, lock: Lock, address: int, id_: str) -> LockThere:
     """Read the owners and waiters of a lock.
 
-    :param address: Where it lies, also if it has no address of its own.
+    :param address: Address to report; *lock* itself may have none, as a shared futex.
     :raises drgn.FaultError: if it cannot be read
     :raises MissingError: if its types are unknown
     """
@@ -61,7 +61,7 @@ def make_lock(lookup: Lookup, lock: Lock, address: int, id_: str) -> LockThere:
 
 
 def from_waits(row: LockRow) -> LockThere | None:
-    """Return a lock of msa-locks; ``None`` if it has no address."""
+    """Convert a lock of msa-locks; return ``None`` if it has no address."""
     if row.address is None:
         return None
     return LockThere(
@@ -90,7 +90,7 @@ def _owner(lookup: Lookup, holder: Holder) -> LockOwner:
 
 
 _LOCK_BYTES = 128
-"""No lock is larger, without the options that debug locks."""
+"""Upper bound of the size of a lock, without options that debug locks."""
 
 _MAX_TASKS = 4
 
@@ -107,7 +107,7 @@ class WaitedLocks:
         """Return the lock that begins at an address, if a task waits for it.
 
         :param start: Where a variable or an object begins.
-        :param offset: The offset in it that is asked for, which has to be in the lock.
+        :param offset: Offset of the address from *start*, which has to be in the lock.
         """
         if offset >= _LOCK_BYTES:
             return None
@@ -117,7 +117,7 @@ class WaitedLocks:
         return None
 
     def _read(self, start: int) -> tuple[LockRow, ...]:
-        """Return the locks that tasks wait for that are linked from an address."""
+        """Return the locks that the tasks wait for whose stacks an address links to."""
         tasks = _linked_tasks(self._lookup, start)
         if not tasks:
             return ()
@@ -138,7 +138,7 @@ class WaitedLocks:
 
 
 def _linked_tasks(lookup: Lookup, start: int) -> list[int]:
-    """Return the tasks on whose stacks words at an address point."""
+    """Return the tasks to whose stacks the words at an address point."""
     try:
         data = lookup.reader.read(start, _LOCK_BYTES)
     except UNREADABLE:
@@ -194,7 +194,7 @@ def futex_at(lookup: Lookup, mm: int, address: int) -> LockThere | None:
 def _address(
     lookup: Lookup, key: FutexKey, waiter: Waiter, mm: int, file: SharedFile | None
 ) -> int | None:
-    """Return where a futex is in the memory of a process; ``None`` if it is not."""
+    """Return the address of a futex in a process; ``None`` if it is not mapped."""
     if key.file_offset is not None:
         if file is None or file.sequence != key.object:
             return None
@@ -204,7 +204,7 @@ def _address(
 
 
 def _locks(lookup: Lookup, waiter: Waiter) -> Iterator[Lock]:
-    """Yield the lock that a waiter is on: a condition variable has two futexes."""
+    """Yield the lock that a waiter waits for; a condition variable has two futexes."""
     words = requested_futexes(lookup.locks).words
     for request in futex_requests(lookup.locks, waiter.task):
         key = request.lock.key
@@ -213,7 +213,7 @@ def _locks(lookup: Lookup, waiter: Waiter) -> Iterator[Lock]:
 
 
 def _bytes_before(key: FutexKey, lock: Lock) -> int:
-    """Return how far before a futex the lock begins that it is a part of."""
+    """Return the number of bytes from the start of a lock to one of its futexes."""
     start = lock.key
     assert isinstance(start, FutexKey)
     if key.file_offset is not None:
@@ -222,7 +222,7 @@ def _bytes_before(key: FutexKey, lock: Lock) -> int:
 
 
 def _id(lookup: Lookup, lock: Lock, mm: int, file: SharedFile | None) -> str:
-    """Return the ID that msa-locks gives to a futex."""
+    """Return the ID of a futex, as in msa-locks."""
     key = lock.key
     if lock.address is None and file is not None and isinstance(key, FutexKey):
         inode = lookup.structs.member(file.inode, "inode", "i_ino")

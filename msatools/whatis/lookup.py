@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The readers that all answers share, and what types, structures and ranges are for."""
+"""Readers that all answers share; members and purposes of structures; kernel maps."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -44,7 +44,7 @@ _TASK = "struct task_struct"
 
 
 class Lookup:
-    """What is looked up once for all addresses of a report."""
+    """Readers and tables for all addresses of a report, each made on first use."""
 
     def __init__(self, reader: Reader, clocks: Clocks, losses: LossLog) -> None:
         self.reader = reader
@@ -90,7 +90,7 @@ class Lookup:
 
     @cached_property
     def variables(self) -> Variables:
-        """Variables of CPUs."""
+        """Per-CPU variables."""
         return Variables(self.structs, self.losses)
 
     @cached_property
@@ -132,7 +132,7 @@ class Lookup:
 
     @cached_property
     def locks(self) -> LockContext:
-        """What reading locks and naming structures takes, without any waits."""
+        """Context for reading locks and naming structures, without waits of tasks."""
         return LockContext(
             self.structs, self.tasks, self.losses, self._clocks, alone=True
         )
@@ -212,7 +212,7 @@ def lock_at(type_: drgn.Type, offset: int) -> LockMember | None:
 
 
 def member_at(type_: drgn.Type, offset: int) -> str | None:
-    """Return the member at an offset, and how far it is from the start of it.
+    """Return the name of the member at an offset, with the offset in the member.
 
     Several members of a union are all named: ``a or b``.
 
@@ -227,7 +227,7 @@ def member_at(type_: drgn.Type, offset: int) -> str | None:
 def _around(type_: drgn.Type, offset: int) -> Iterator[tuple[int, drgn.Type]]:
     """Yield the types that contain the byte at an offset, the outermost first.
 
-    :return: Offset of the start of each in the type, and the type.
+    :return: Offset of each from the start of *type_*, and the inner type.
     """
     base, inner = 0, _bare(type_)
     while True:
@@ -247,7 +247,7 @@ def _around(type_: drgn.Type, offset: int) -> Iterator[tuple[int, drgn.Type]]:
 
 
 def _member(type_: drgn.Type, offset: int) -> "drgn.TypeMember | None":
-    """Return the member that contains an offset; of a union's the first."""
+    """Return the member that contains an offset; in a union, the first."""
     for member in type_.members or ():
         start = member.bit_offset // 8
         try:
@@ -387,8 +387,8 @@ _DESCRIBE: dict[str, Callable[[LockContext, int], str | None]] = {
     "signal_struct": _signal,
     "vm_area_struct": _vma,
 }
-"""By the tag of a structure, a function that takes its address. Each raises FaultError
-if something that leads to the answer cannot be read."""
+"""Maps the tag of a structure to a function that describes one by its address. Each
+raises FaultError if data that it needs cannot be read."""
 
 
 # --- Where the kernel maps memory: the direct map, and its own image.
@@ -412,7 +412,7 @@ class KernelMap:
         self._prog = prog
 
     def direct(self, physical: int) -> int | None:
-        """Return the address of physical memory in the direct map."""
+        """Return the direct map's address of physical memory; ``None``: it has none."""
         piece = self._direct_map
         if piece is None or not 0 <= physical - piece.physical < piece.size:
             return None
@@ -431,7 +431,7 @@ class KernelMap:
             return None
 
     def in_image(self, physical: int) -> int | None:
-        """Return the address in the kernel's image of physical memory that it is in."""
+        """Return the image's address of physical memory; ``None`` if it has none."""
         moved = arch_of(self._prog).image_offset(self._prog)
         if moved is None:
             return None

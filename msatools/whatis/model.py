@@ -57,7 +57,7 @@ class Task(Struct, frozen=True, kw_only=True):
     """Address of its struct task_struct."""
 
     standing: Annotated[str | None, ADDED] = None
-    """How it stands with the scheduler, such as ``runs on CPU 1``, ``waits for CPU 2``
+    """Standing with the scheduler, such as ``runs on CPU 1``, ``waits for CPU 2``
     or ``throttled by …``; null if it sleeps, or for an idle task."""
 
 
@@ -111,7 +111,7 @@ class SlabPlace(Struct, frozen=True, kw_only=True):
     """Number of other caches that share this one."""
 
     merged_names: tuple[str, ...]
-    """Names of these, as far as they are known."""
+    """Names of the other caches, as far as they are known."""
 
     object_bytes: int | None
     """Bytes of an object without padding and debug data; null if unknown. An address
@@ -126,7 +126,7 @@ class PageFile(Struct, frozen=True, kw_only=True):
     """The part of a file that a page caches."""
 
     name: str
-    """Path, or another name of what has none."""
+    """Path, or another name if the file has none."""
 
     inode: int
     offset: int | None
@@ -182,8 +182,8 @@ class Page(Struct, frozen=True, kw_only=True):
     """Control group that it is charged to; null if to none."""
 
     is_guess: Annotated[bool, ADDED] = False
-    """Whether its class follows from its looks alone, and it may be another: before
-    v6.14 compound pages of a driver look like a large kmalloc."""
+    """Whether the class is only likely: before v6.14, compound pages of a driver look
+    like a large kmalloc."""
 
     file: Annotated[PageFile | None, ADDED] = None
     """Part of a file that it caches."""
@@ -207,7 +207,7 @@ class VmallocArea(Struct, frozen=True, kw_only=True):
 
     bytes: int
     use: str
-    """What it is for: ``vmalloc``, ``vmalloc_user``, ``ioremap``, ``vmap``,
+    """Use of the area: ``vmalloc``, ``vmalloc_user``, ``ioremap``, ``vmap``,
     ``vm_map_ram``, ``reserved``."""
 
     caller: str | None
@@ -408,7 +408,7 @@ def looks_like_address(word: str) -> bool:
 
 
 def parse(word: str) -> AskedAddress | None:
-    """Parse an address; ``None`` if a word is none.
+    """Parse an address; return ``None`` if the word is not one.
 
     ================ =================================================================
     Written          Meaning
@@ -472,8 +472,8 @@ _POINTERS = (
     (0x500, "MUTEX_POISON_WW_CTX", "context of a ww_mutex that is gone"),
     (0x600, None, ""),
 )
-"""Distance from the delta, name and meaning of each pointer, ascending. It extends to
-the next one: a member of what a pointer points at is some bytes further."""
+"""Distance from the delta, name and meaning of each pointer, ascending. Each covers the
+range up to the next one: an access may be to a member some bytes further."""
 
 _BYTES = {
     0x6B: ("POISON_FREE", "read from a freed slab object"),
@@ -490,7 +490,7 @@ _FAR = 0x1000
 
 
 def poison_text(address: int) -> str | None:
-    """Return which poison a value is, or is a little above; ``None`` if it is none."""
+    """Describe the poison that a value is, or is slightly above; else ``None``."""
     found = None
     for distance, name, meaning in _POINTERS:
         if address - _DELTA >= distance:

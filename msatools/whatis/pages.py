@@ -63,8 +63,8 @@ class PageFound(Struct, frozen=True):
     """Index of the page in its file or anonymous mapping, in pages."""
 
     is_guess: bool = False
-    """Whether its class follows from its looks alone: before kernels mark large kmalloc
-    (since v6.14), compound pages of a driver look like it."""
+    """Whether the class is only likely: before v6.14, large kmalloc is not marked, and
+    compound pages of a driver look the same."""
 
     @property
     def class_name(self) -> str:
@@ -127,7 +127,7 @@ class Pages:
         return file
 
     def mapped_at(self, pfn: int) -> int | None:
-        """Return where an area of vmalloc has a page; ``None`` if none has it.
+        """Return the address at which vmalloc maps a page; ``None`` if it does not.
 
         Stacks of tasks are such areas, too, unless they are in the direct map.
         """
@@ -182,7 +182,7 @@ class Pages:
         return None
 
     def _block(self, part: MemmapRange, pfn: int) -> Block:
-        """Classify the struct pages around a page by themselves."""
+        """Classify the struct pages around a page, without other structures."""
         first = max(pfn & ~(_BLOCK - 1), part.pfn)
         end = min((pfn & ~(_BLOCK - 1)) + _BLOCK, part.pfn + part.pages)
         size = self._layout.size
@@ -283,7 +283,7 @@ class Pages:
         return tuple(name for bit, name in sorted(names.items()) if bit & flags)
 
     def _settled(self, block: Block, index: int, page: PageFound) -> int:
-        """Return the class of a page that takes other structures to know."""
+        """Return the final class of a page, by other structures where it needs them."""
         layout, code = self._layout, page.code
         if code in (PageClass.EXCLUDED, PageClass.UNREADABLE):
             return code

@@ -88,7 +88,7 @@ class UserEntries:
                 return UserEntry("mapped", first + within)
             if not form.present_of(words)[0]:
                 software = entry & ~form.hardware
-                # Migration and other entries that are not present are not told apart.
+                # Entries of swap, of migration and the like are not distinguished.
                 return UserEntry("swapped") if is_leaf and software else _ABSENT
             table, physical = form.address(entry), True
             last = form.entries - 1
@@ -103,10 +103,10 @@ class UserEntries:
 
 
 MAX_MAPPERS = 16
-"""Processes that are listed for a page."""
+"""Maximum number of processes that are listed for a page."""
 
 _MAX_TRIED = 1 << 10
-"""Mappings whose page tables are read for one page: some 0.1 s."""
+"""Maximum number of mappings whose page tables are read for a page, in some 0.1 s."""
 
 _KSM = 0b11
 _MAPPERS_VMA = ("vm_start", "vm_end", "vm_mm")
@@ -151,7 +151,7 @@ class Mappers:
         return tuple(found)
 
     def _places(self, page: PageFound) -> Iterator[_Place]:
-        """Yield where a page may be mapped."""
+        """Yield the places at which a page may be mapped."""
         pointer, flags = page.mapping & ~MAPPING_FLAGS, page.mapping & MAPPING_FLAGS
         if pointer < KERNEL_HALF:
             return
@@ -167,7 +167,7 @@ class Mappers:
     def _within(
         self, vmas: Iterator[int], page: PageFound, first_of: Callable[[int], int]
     ) -> Iterator[_Place]:
-        """Yield where a page may be in some mappings.
+        """Yield the places in some mappings at which a page may be.
 
         :param first_of: Returns the index of the first page of a mapping.
         """
@@ -242,7 +242,7 @@ def _indexes(page: PageFound) -> Iterator[int]:
     """Yield the indices that a page may have in a mapping, in pages."""
     yield page.index
     if page.code == PageClass.USER_HUGETLB and page.order:
-        # It counted huge pages until "mm/filemap: remove hugetlb special casing in
+        # It was in huge pages before "mm/filemap: remove hugetlb special casing in
         # filemap.c" (a08c7193e4f1, in v6.7).
         within = page.pfn - page.head
         index = (page.index - within << page.order) + within
@@ -258,26 +258,26 @@ def _indexes(page: PageFound) -> Iterator[int]:
 
 
 MAX_OWNERS = 16
-"""Processes that are listed for a table; those of hugetlb pages may be shared."""
+"""Maximum number of processes listed for a table; several may share hugetlb tables."""
 
 _MAX_READ = 1 << 16
-"""Tables that are read, of a page each: the upper ones of 64 TiB that is mapped."""
+"""Maximum number of tables read, a page each: the upper ones of 64 TiB of mappings."""
 
 _MAX_LEVEL = 1 << 22
-"""Tables of a level that are kept, in 100 MB: the lowest ones of 8 TiB."""
+"""Maximum number of tables kept of a level, in 100 MB: the lowest ones of 8 TiB."""
 
 
 class _Level(NamedTuple):
     """The tables of one level, of all processes."""
 
     bytes: int
-    """What a table maps."""
+    """Bytes that each table maps."""
 
     tables: Words
-    """Physical addresses."""
+    """Physical address of each table."""
 
     spaces: npt.NDArray[np.intp]
-    """Index of each table's process."""
+    """Index of each table's process in the list of address spaces."""
 
     starts: Words
     """First address that each table maps."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Finds what lies at an address, from the most specific to the least."""
+"""Find what lies at an address; the most specific answer comes first."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -54,7 +54,7 @@ from msatools.whatis.pages import PageFound, Pages
 from msatools.whatis.processes import Mappers, TableOwners, UserPlaces
 from msatools.whatis.words import AddressEnds, owner_text, summary
 
-# --- What a page of memory is, and what it belongs to.
+# --- The class of a page of memory, and its owner.
 
 
 _ANON = (PageClass.ANON, PageClass.KSM)
@@ -83,7 +83,7 @@ class PageAnswers:
         self._tables = TableOwners(lookup)
 
     def of(self, pfn: int) -> Page | None:
-        """Return the page of a number; ``None`` if it has no struct page."""
+        """Return the page with a pfn; ``None`` if it has no struct page."""
         if not 0 <= pfn < _MAX_PFN:
             return None
         found = self._pages.find(pfn)
@@ -124,18 +124,18 @@ class PageAnswers:
         return replace(page, owner=owner)
 
     def _table_owners(self, found: PageFound) -> tuple[TableOwner, ...] | None:
-        """Return the processes that a page table is of; ``None`` if of none."""
+        """Return the processes that a page table belongs to; ``None`` if none."""
         return (self._tables.of(found.pfn) or None) if found.code in _TABLES else None
 
     def _cache_of(self, found: PageFound) -> str | None:
-        """Return the slab cache that a page is of."""
+        """Return the name of the slab cache of a page; ``None`` if it is no slab."""
         if found.code != PageClass.SLAB:
             return None
         address = self._map.direct(found.pfn * self._lookup.page_size)
         return None if address is None else self._slabs.cache_at(address)
 
 
-# --- Finds what an address is: tries each kind of memory in turn.
+# --- Find what lies at an address: try each kind of memory in turn.
 
 
 _AREA_CODES = PageClass.VMALLOC, PageClass.STACKS, PageClass.VMAP
@@ -145,7 +145,7 @@ _Facts = dict[str, Any]
 
 
 class AddressFinder:
-    """Finds what lies at addresses, from the most specific to the least."""
+    """Finds what lies at addresses; reads shared by them are done once."""
 
     def __init__(self, lookup: Lookup, target: Target) -> None:
         self._lookup = lookup
@@ -242,7 +242,7 @@ class AddressFinder:
         return address, facts
 
     def _of_area(self, physical: int) -> _Facts:
-        """Return the area of vmalloc, and the stack, of a page that has an owner."""
+        """Return the vmalloc area that maps a page, and the task if it is a stack."""
         size = self._lookup.page_size
         mapped = self._pages.mapped_at(physical // size)
         if mapped is None:
@@ -276,7 +276,7 @@ class AddressFinder:
         tables = self._lookup.tables
         pfn_there = None if tables is None else tables.pfn(address)
         facts = {"readable": self._is_readable(address)}
-        # On arm64 the parts of the image are areas, too.
+        # On arm64 the segments of the kernel's image are vmalloc areas, too.
         start, end = self._map.image
         is_image = start <= address < end
         area = None if is_image else find_area(self._lookup, address)
@@ -308,7 +308,7 @@ class AddressFinder:
         return facts | self._of_waiter(image, facts)
 
     def _of_mapped_percpu(self, physical: int) -> _Facts:
-        """Return the per-CPU variable that is mapped a second time, as stacks are."""
+        """Return the per-CPU variable that has a second mapping, as stacks have."""
         address = self._map.direct(physical)
         place = None if address is None else self._percpu.find(address)
         if address is None or place is None or place.variable is None:
@@ -346,7 +346,7 @@ class AddressFinder:
         return facts
 
     def _of_type(self, type_: drgn.Type, start: int, offset: int) -> _Facts:
-        """Return the type of what begins at an address, and the member in it."""
+        """Return an object's type, and its member and lock at *offset*."""
         facts: _Facts = {"type": type_.type_name()}
         if (member := member_at(type_, offset)) is not None:
             facts["member"] = member
@@ -367,7 +367,7 @@ class AddressFinder:
         ):
             return {}
         symbol = facts.get("symbol")
-        # The start of an object of unknown type says nothing: it may have several.
+        # Without a symbol, try the address alone: objects may have several locks.
         offset = symbol.offset if symbol is not None else 0
         there = self._waited.find(address - offset, offset)
         if there is None and offset:
@@ -432,7 +432,7 @@ class AddressFinder:
             facts["task"] = task
         if type_ is not None and found.offset < drgn.sizeof(type_):
             if found.allocated is False:
-                # What was there before.
+                # Freed: only the type that the object had is known.
                 facts["type"] = type_.type_name()
                 return facts
             facts |= self._of_type(type_, found.object, found.offset)
@@ -446,7 +446,7 @@ class AddressFinder:
         return facts
 
     def _task_at(self, found: SlabPlace) -> Task | None:
-        """Return the task of an object of a cache that is shared."""
+        """Return the task in an object of a merged cache; ``None`` if it is no task."""
         if found.bytes < self._lookup.structs.size("task_struct"):
             return None
         known = self._lookup.stacks.values()
@@ -470,7 +470,7 @@ def _size(type_: drgn.Type) -> int:
     return int(drgn.sizeof(type_)) if type_.is_complete() else 0
 
 
-# --- Answers what lies at addresses: the session of msa-whatis.
+# --- Report what lies at addresses: the session of msa-whatis.
 
 
 class Whatis(KernelSession[WhatisReport, WhatisOptions]):
@@ -498,7 +498,7 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
     ) -> Iterator[LockThere]:
         """Yield the locks in the objects found that tasks wait for.
 
-        The waits of all tasks are read for it.
+        The waits of all tasks are read to find them.
         """
 
         ranges = [_extent(answer) for answer in answers]
@@ -511,12 +511,12 @@ class Whatis(KernelSession[WhatisReport, WhatisOptions]):
 
 
 def _extent(answer: AddressAnswer) -> tuple[int, int]:
-    """Return start and end of the object of an answer."""
+    """Return start and end of the object of an answer; 0, 0 if it has none."""
     if answer.slab is not None:
         return answer.slab.object, answer.slab.object + answer.slab.bytes
     if answer.page_struct is not None or answer.address is None:
         return 0, 0
     if answer.address < KERNEL_HALF:
-        # Of a process: another may have a futex at the same address.
+        # An address of a process: others may have a futex at the same address.
         return 0, 0
     return answer.address, answer.address + 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Answers in words: the most specific of what is known, in one line."""
+"""Put answers into words: the most specific fact, in one line."""
 
 from collections.abc import Iterator
 
@@ -25,15 +25,15 @@ from msatools.whatis.model import (
 )
 
 _NAMED = 3
-"""Processes that are named in a line; of more their number is."""
+"""Maximum number of processes or caches named in a line; the others are counted."""
 
 
 class AddressEnds(Struct, frozen=True):
-    """Where addresses of some kinds end."""
+    """Ends of the ranges of NULL pointers and of user addresses."""
 
     page_size: int
     user_end: int
-    """End of the addresses that processes can have."""
+    """End of the addresses that processes can have, exclusive."""
 
 
 _CLASSES = {
@@ -77,7 +77,7 @@ _CLASSES = {
     "excluded": "a page whose struct page is not in the dump",
     "unreadable": "a page whose struct page cannot be read",
 }
-"""Maps a class of pages to what a page of it is."""
+"""Maps a class of pages to its description of one page."""
 
 
 def summary(
@@ -106,11 +106,11 @@ def _summary(
 
 
 _MOST_DIGITS = 7
-"""Of a PID: PID_MAX_LIMIT is 2^22 (include/linux/threads.h)."""
+"""Maximum digits of a PID: PID_MAX_LIMIT is 2^22 (include/linux/threads.h)."""
 
 
 def _pid_hint(asked: AskedAddress) -> str:
-    """Return what to do if a word was meant as a PID; empty if it was not."""
+    """Return advice in case a word was meant as a PID; empty if it cannot be one."""
     is_pid = asked.word.isdecimal() and len(asked.word) <= _MOST_DIGITS
     is_pid = is_pid and asked.number > 0
     if asked.space != "kernel" or not is_pid:
@@ -119,7 +119,7 @@ def _pid_hint(asked: AskedAddress) -> str:
 
 
 def _candidates(answer: AddressAnswer) -> Iterator[tuple[Kind, str]]:
-    """Yield what an answer can say, the most specific first."""
+    """Yield the kinds of an answer with their texts, the most specific first."""
     of = _inside(answer)
     if answer.user is not None:
         yield "user", user_text(answer.user, answer.page)
@@ -159,7 +159,7 @@ def _unknown(answer: AddressAnswer, ends: AddressEnds) -> str:
 
 
 def _stands(task: Task) -> str:
-    """Return how a task stands with the scheduler, after what it is."""
+    """Return the end of a task's text: its standing with the scheduler, or nothing."""
     if task.standing is None:
         return ""
     verb = "is " if task.standing.startswith("throttled") else ""
@@ -167,7 +167,7 @@ def _stands(task: Task) -> str:
 
 
 def _inside(answer: AddressAnswer) -> str:
-    """Return the member at an address, with the lock that it is."""
+    """Return the member at an address, with the type of lock if it is one."""
     text = f", {answer.member}" if answer.member else ""
     return text + (f" ({answer.lock.partition(' ')[0]})" if answer.lock else "")
 
@@ -227,7 +227,7 @@ def slab_text(slab: SlabPlace, type_: str | None) -> str:
 
 
 def _or_merged(slab: SlabPlace) -> str:
-    """Return the caches that an object may be of as well."""
+    """Return the names of merged caches to which an object may belong as well."""
     names = slab.merged_names
     if not names:
         return ""
@@ -236,7 +236,7 @@ def _or_merged(slab: SlabPlace) -> str:
 
 
 def vmalloc_text(area: VmallocArea) -> str:
-    """Return an area of vmalloc, the place in it, and who allocated it."""
+    """Return a vmalloc area, the offset in it, and the function that allocated it."""
     if area.guard:
         return f"guard page at the end of a {area_text(area)}"
     offset = f"+{area.offset:#x}" if area.offset else ""
@@ -244,7 +244,7 @@ def vmalloc_text(area: VmallocArea) -> str:
 
 
 def area_text(area: VmallocArea, offset: str = "") -> str:
-    """Return what an area of vmalloc is for, and who allocated it."""
+    """Return the use of a vmalloc area, and the function that allocated it."""
     by = f" by {area.caller}" if area.caller else ""
     device = "" if area.physical is None else f" of physical {area.physical:#x}"
     return f"{area.use} area{offset}{device}{by}"
@@ -271,7 +271,7 @@ def user_text(place: UserPlace, page: Page | None) -> str:
 
 
 def page_text(page: Page) -> str:
-    """Return what a page is, and what it belongs to."""
+    """Return the description of a page's class, and its owner."""
     what = _CLASSES.get(page.page_class, page.page_class)
     if page.is_guess:
         what += ", or pages of a driver: this kernel does not distinguish them"
@@ -281,7 +281,7 @@ def page_text(page: Page) -> str:
 
 
 def owner_text(page: Page) -> str | None:
-    """Return what a page belongs to; ``None`` if that is not known."""
+    """Return the owner of a page: cache, file or processes; ``None`` if unknown."""
     if page.cache is not None:
         return page.cache
     if page.file is not None:
@@ -296,7 +296,7 @@ def owner_text(page: Page) -> str | None:
 
 
 def _tables_text(owners: tuple[TableOwner, ...]) -> str:
-    """Return the processes that a page table is of, and what it maps."""
+    """Return the processes that a page table belongs to, and the range that it maps."""
     first, *more = owners
     text = f"{first.pid} ({first.comm}), for {size(first.bytes)} at {first.start:#x}"
     return f"{text} and {len(more)} more" if more else text

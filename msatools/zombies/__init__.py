@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Why the dead are not reaped, and what they use up: msa-zombies.
+"""Report why zombies are not reaped, and what they use up: msa-zombies.
 
-``zombies`` collects a report of ``model``; ``verdicts`` says why, ``limits`` what is
-used.
+``zombies`` collects the report of ``model``; ``verdicts`` has the reasons, ``limits``
+the limits that zombies use up.
 """
 
 __all__ = (

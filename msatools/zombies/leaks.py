@@ -52,7 +52,7 @@ from msatools.zombies.slabscan import SlabScan, SlabWord
 
 # --- Find the known kinds of holders of struct pid.
 #
-# A holder is a pointer to it in memory that counts as one reference.
+# A holder is a pointer to a struct pid that counts as one reference.
 
 
 CALLBACKS = "callbacks of RCU"
@@ -242,7 +242,7 @@ class PidHolders:
 
     @cached_property
     def _files(self) -> tuple[Addresses, Structs]:
-        """Addresses and members of all open files."""
+        """Addresses of all open ``struct file``, and their members :data:`_FILE`."""
         descriptors = Descriptors(self._reader, self._losses)
         _, first = np.unique(self._tasks["files"], return_index=True)
         with_files = first[self._tasks["files"][first] != 0]
@@ -277,16 +277,16 @@ class PidHolders:
 
 
 _MAX_COUNT = 1 << 30
-"""Maximum of a reference count that is not saturated."""
+"""End of plausible reference counts: above, they are saturated or damaged."""
 
 _MAX_VARIABLES = 1 << 28
 """Maximum size of the kernel's variables in bytes."""
 
 _NAMED = "cad_pid"
-"""A variable that the first step has counted."""
+"""The variable whose reference :class:`PidHolders` has counted already."""
 
-# Pointers in these are not references: those of tasks with the number, and the IDR of
-# the namespace.
+# Pointers in these are no further references: tasks point to their own struct pid, and
+# the IDR of a PID namespace (radix_tree_node) to each.
 _NO_HOLDERS = frozenset({"task_struct", "signal_cache", "radix_tree_node", "pid"})
 # Large caches whose objects never refer to processes.
 _OF_FILES = frozenset({"dentry", "buffer_head", "kernfs_node_cache"})
@@ -325,7 +325,7 @@ class _Pids(Struct, frozen=True):
 def find_pid_leaks(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> tuple[Leak, ...] | None:
-    """Find each ``struct pid`` with more references than holders, by number.
+    """Find each ``struct pid`` with more references than holders, sorted by PID.
 
     This reads all ``struct page``, and slabs if some references are unexplained; it may
     take a second or two. On a running kernel it is done twice, as concurrent changes
@@ -495,7 +495,7 @@ def _on_stacks(
 
 
 def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
-    """Return which tasks are in a wait that holds no reference to a process."""
+    """Return those of *rows* whose tasks are in a wait that holds no reference."""
     part = tasks.only(np.array(rows, np.intp))
     part = part.only(asleep(part))
     stacks = StackCollector(reader, LossLog()).collect(

@@ -40,7 +40,7 @@ from msatools.zombies.model import HeldMemory, Limit
 
 
 _RLIMIT_NPROC = 6
-"""include/uapi/asm-generic/resource.h, as on x86 and arm64."""
+"""Index in ``rlim``, as on x86 and arm64 (include/uapi/asm-generic/resource.h)."""
 
 _MAX_LEVEL = 34
 """Maximum depth of user namespaces: create_user_ns() allows 33."""
@@ -129,9 +129,9 @@ def make_limit(
     unusable: int = 0,
 ) -> Limit:
     """
-    Return a limit that is not known to be the first to be hit.
+    Return a limit; ``first`` is false until the limits are sorted.
 
-    :param unusable: How many of the free ones the kernel does not give out.
+    :param unusable: Number of free ones that the kernel does not allocate again.
     """
     left = None
     if used is not None and most is not None:
@@ -259,9 +259,9 @@ def _lowest(
 
 
 def _are_there(reader: Reader, tasks: TaskTable, rows: Rows) -> Booleans:
-    """Return which tasks of a running kernel still exist.
+    """Return for each row whether its task still exists, if the kernel is running.
 
-    The memory of others may have been reused.
+    The memory of tasks that have ended may have been reused.
     """
     if not reader.is_live:
         return np.ones(len(rows), np.bool_)
@@ -470,7 +470,7 @@ def _group_limits(
 
 
 def _with_below(own: Counter[int], parents: dict[int, int]) -> Counter[int]:
-    """Return the counts of each with those of all below it."""
+    """Return the count of each group, with those of all groups below it."""
     total: Counter[int] = Counter()
     for address, count in own.items():
         for _ in range(MAX_DEPTH):
@@ -539,7 +539,7 @@ class _Alone:
         self._living = living
 
     def __call__(self, column: str) -> Addresses:
-        """Return the different addresses of such objects in a column of the table."""
+        """Return the distinct addresses of such objects in a column of the table."""
         addresses = self._tasks[column]
         dead = distinct(addresses[self._dead])
         living = distinct(addresses[self._living])
@@ -580,7 +580,7 @@ class _Sizes:
 
 
 def _of(tasks: TaskTable, zombies: Rows, processes: Addresses) -> Addresses:
-    """Return the dead tasks of the first of some processes."""
+    """Return the addresses of the dead tasks of the first process in *processes*."""
     rows = zombies[np.isin(tasks["signal"][zombies], processes[:1])]
     addresses: Addresses = tasks["address"][rows].astype(np.uint64)
     return addresses
@@ -591,7 +591,7 @@ def _pids(
 ) -> tuple[int, int]:
     """Return the most common size of a ``struct pid``, and the sum of all sizes.
 
-    It has a number for each level of PID namespaces, and a cache for each level.
+    A ``struct pid`` has a number per level of PID namespaces; each level has a cache.
     """
     spaces, _ = innermost_numbers(reader, pids, losses)
     unique, first, counts = np.unique(spaces, return_index=True, return_counts=True)

@@ -293,7 +293,7 @@ class ZombiesReport(Report, frozen=True, kw_only=True):
     """The nearest first; ``None`` if not read, as for tasks selected by PID."""
 
     held: HeldMemory | None
-    """``None`` if not read, likewise."""
+    """Memory that zombies hold; ``None`` if not read, as for tasks selected by PID."""
 
     heirs: Annotated[tuple[Heir, ...] | None, ADDED] = None
     leaks: Annotated[tuple[Leak, ...] | None, ADDED] = None

@@ -2,7 +2,7 @@
 
 """Dead tasks that are not reaped, and the processes that have to wait for them.
 
-Facts that explain why a process does not, such as its signal handlers, are read here.
+Facts that explain why a process does not wait, such as signal handlers, are read here.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ from msatools.tasks.unwind import Rows
 from msatools.tasks.waits import TaskClass
 from msatools.zombies.model import Disposition, Reaper
 
-# --- Find dead tasks that are not reaped, and read what the kernel still has of them.
+# --- Find dead tasks that are not reaped, and read the data that the kernel still has.
 #
 # kernel/exit.c. A leader stays until its parent reaps it. Another thread is released at
 # once, unless it is traced: then it stays until its tracer reaps it.
@@ -109,7 +109,7 @@ class Dead(Struct, frozen=True):
     """Address of the parent's ``struct task_struct``."""
 
     parent: Addresses
-    """Address of the tracer's if it is traced, else the same."""
+    """Address of the tracer's ``struct task_struct``; the parent's if not traced."""
 
     process: Addresses
     """Address of its ``struct signal_struct``."""
@@ -138,7 +138,7 @@ class Dead(Struct, frozen=True):
         return len(self.row)
 
     def only(self, wanted: Booleans | Rows) -> "Dead":
-        """Return some of them."""
+        """Return some of the dead tasks."""
         return Dead(*(column[wanted] for column in values(self).values()))
 
 
@@ -506,7 +506,7 @@ class _Threads:
 
 
 def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
-    """Return the rows of the threads of some processes, and each one's process."""
+    """Return the rows of all threads of *processes*, and each one's index there."""
     if not len(processes):
         return np.empty(0, np.intp), np.empty(0, np.intp)
     of = np.searchsorted(processes, tasks["signal"])
@@ -538,7 +538,7 @@ def _has(masks: npt.NDArray[np.uint64]) -> Booleans:
 
 
 NONE = NOT_FOUND
-"""No row, and no parent."""
+"""Index that stands for no row, or for no parent."""
 
 _GROUP = {"group": ("pids[2]",)}
 """``PIDTYPE_PGID``."""
@@ -547,12 +547,12 @@ _TRACER = {"process": ("signal",), "tgid": ("tgid",)}
 
 
 class Parents(Struct, frozen=True):
-    """Each parent once; the other members have one value for each dead task."""
+    """``facts`` has each parent once; the other fields, a value for each dead task."""
 
     facts: tuple[ParentFacts, ...]
 
     index: Rows
-    """Index of its parent in *facts*; :data:`NONE` if that is not in the table."""
+    """Index of the parent in *facts*; :data:`NONE` if it is not in the table."""
 
     row: Rows
     """Row of the parent thread, or :data:`NONE`."""
@@ -562,8 +562,8 @@ class Parents(Struct, frozen=True):
     uninterruptible sleep; :data:`UNKNOWN` if neither is."""
 
     group: Addresses
-    """Address of the ``struct pid`` of its process group, if the parent waits for a
-    group; else 0."""
+    """Address of the ``struct pid`` of the dead task's process group, if its parent
+    waits for a group; else 0."""
 
     tracer: Numbers
     """PID of the tracer; 0 if there is none, :data:`UNKNOWN` if unreadable."""

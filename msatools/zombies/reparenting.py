@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who would inherit the dead children of a parent that ends; PID namespaces."""
+"""Find heirs of dead children if a parent ends; PID namespaces held by zombies."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
@@ -39,7 +39,7 @@ _MOST_ABOVE = 1 << 16
 def find_heirs(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> tuple[Heir, ...]:
-    """Return the heir of each parent of dead tasks, if its process ended.
+    """Return the process that would inherit the children of each parent of dead tasks.
 
     Parents that are not in the table are left out; note those that cannot be read.
 
@@ -217,15 +217,15 @@ class _Family:
 
     @cached_property
     def _innermost(self) -> dict[int, int]:
-        """Address of the PID namespace by row."""
+        """Address of each task's PID namespace, by the task's row."""
         return {}
 
 
 # --- PID namespaces, such as those of containers, that end only once zombies are
 # reaped.
 #
-# The first process of a PID namespace that exits kills all others of it, and waits
-# until none has a PID there (kernel/pid_namespace.c, zap_pid_ns_processes()). It can
+# When the first process of a PID namespace exits, it kills all others, and waits until
+# none has a PID there (kernel/pid_namespace.c, zap_pid_ns_processes()). It can
 # reap its own children, but not a task that is traced from outside, nor one whose
 # parent is outside, as of a program that was started inside with nsenter.
 
@@ -238,7 +238,7 @@ def with_held_namespaces(
     groups: Iterable[ZombieGroup],
     losses: LossLog,
 ) -> tuple[ZombieGroup, ...]:
-    """Return groups with the PID namespaces whose end waits for one of their zombies.
+    """Add to groups the PID namespaces that cannot end before their zombies are reaped.
 
     :param age_ns: Time of each task in its state.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Rows of dead tasks, groups by parent and verdict, and dead first threads."""
+"""Make rows of dead tasks, groups by parent and verdict, and dead first threads."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, advice, evidence
 
 
 class Found(Struct, frozen=True):
-    """The data of some dead tasks; columns in their order."""
+    """The data of dead tasks, in the order of ``dead``; but ``tasks`` has all tasks."""
 
     tasks: TaskTable
     dead: Dead
@@ -100,7 +100,7 @@ def groups(
     Group some dead tasks by parent and verdict, the largest group first.
 
     :param places: Indices of the dead tasks.
-    :param doing: What the threads of each parent are doing.
+    :param doing: Activities of each parent's threads, by the index of the parent.
     :param heirs: Heirs by the PID of the parent.
     """
     keys = found.parents.index[places] * len(VERDICTS) + found.verdicts[places]
@@ -171,11 +171,11 @@ class Survivors(Struct, frozen=True):
     """The living threads of processes whose first thread has ended."""
 
     stuck: tuple[int, ...]
-    """IDs of those that have slept for a while, and no signal ends that, the longest
+    """IDs of threads in unkillable sleep for :data:`BRIEF_NS` or longer, the longest
     first."""
 
     ending: bool
-    """Whether all of those processes are ending: they exit, or were killed."""
+    """Whether all the processes are ending: they exit, or were killed."""
 
 
 def read_survivors(
@@ -185,7 +185,7 @@ def read_survivors(
     group: ZombieGroup,
     losses: LossLog,
 ) -> Survivors:
-    """Return what the living threads of a group's processes do.
+    """Return the living threads of a group's processes that keep these from ending.
 
     :param age_ns: Time of each task in its state.
     """
@@ -206,7 +206,7 @@ def read_survivors(
 
 
 def with_survivors(group: ZombieGroup, survivors: Survivors) -> ZombieGroup:
-    """Return a group of dead leaders with what is true of their other threads."""
+    """Add evidence and advice on the other threads to a group of dead leaders."""
     if not survivors.stuck and not survivors.ending:
         return group
     if not survivors.stuck:

@@ -81,9 +81,9 @@ class SlabScan:
     def search(
         self, wanted: Addresses, skip: Callable[[SlabCache], bool]
     ) -> Iterator[SlabWord]:
-        """Find words in slabs that equal one of some addresses.
+        """Find words in slabs that equal one of the *wanted* addresses.
 
-        If there is more memory than :data:`_MAX_SEARCHED`, that is noted.
+        At most :data:`_MAX_SEARCHED` bytes are searched; a note states if more exist.
         """
         left = _MAX_SEARCHED
         for address, cache in self.caches.items():
@@ -159,7 +159,7 @@ class SlabScan:
         return self._apart(SlabPages(*columns))
 
     def _apart(self, slabs: SlabPages) -> SlabPages:
-        """Leave out slabs with more objects than fit in front of the next slab."""
+        """Leave out slabs whose objects would overlap the next slab."""
         caches, of = np.unique(slabs.cache, return_inverse=True)
         sizes = [self.caches[cache].size for cache in caches.tolist()]
         bytes_ = slabs.objects.astype(np.uint64) * np.array(sizes, np.uint64)[of]
@@ -170,7 +170,7 @@ class SlabScan:
 
 
 def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:
-    """Find the cache and the number of objects in a ``struct page``.
+    """Find where a ``struct page`` keeps its slab's cache and number of objects.
 
     :return: Offset of the cache, offset of the word with the number, bits below it.
     :raises MissingError: if the kernel does not keep the number (SLAB, up to v6.7)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Why each of the dead is not reaped, the evidence, and what its parent does."""
+"""Find why each zombie is not reaped, the evidence, and its parent's activity."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
@@ -26,7 +26,7 @@ from msatools.tasks.waits import StackWait, TaskClass
 from msatools.zombies.model import Evidence, Heir, ParentThread, Verdict, Waiting
 from msatools.zombies.parents import SIGCHLD, UNKNOWN, Dead, ParentFacts, Parents
 
-# --- Why each of the dead is not reaped. Pure.
+# --- The reason why each zombie is not reaped. Pure.
 #
 # kernel/exit.c: wait_consider_task() decides which children a wait() takes.
 
@@ -35,13 +35,13 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """In the order in which they are tested: the first that holds is the verdict."""
 
 BRIEF_NS = 1_000_000_000
-"""Minimum uninterruptible sleep that explains zombies of that age: most is shorter."""
+"""Minimum uninterruptible sleep that explains older zombies: most is shorter."""
 
 Numbers = npt.NDArray[np.uint8]
 
 
 def verdicts(dead: Dead, parents: Parents) -> Numbers:
-    """Return why each of the dead is not reaped.
+    """Return the verdict on each dead task.
 
     :return: Indexes into :data:`VERDICTS`.
     """
@@ -60,16 +60,16 @@ class _Case(Struct, frozen=True):
     parents: Parents
 
     taken: Booleans
-    """Whether a wait takes it, and the thread can run."""
+    """Whether a wait() of the parent takes the dead task, and the waiter can run."""
 
     missed: Booleans
-    """Whether a wait is for other children."""
+    """Whether a wait() of the parent is for other children."""
 
     left: Booleans
-    """Whether a wait would take it if its exit signal were SIGCHLD."""
+    """Whether a wait() would take the dead task if its exit signal were SIGCHLD."""
 
     def of_parent(self, holds: Callable[[ParentFacts], bool]) -> Booleans:
-        """Return for which of the dead the parent meets a condition.
+        """Return for each dead task whether its parent meets a condition.
 
         False if the parent is unknown.
         """
@@ -118,7 +118,7 @@ def _reaper_never_reaps(case: _Case) -> Booleans:
     reaps = case.of_parent(
         lambda parent: parent.reaper is not None and parent.waits is not None
     )
-    # If SIGCHLD has just been sent, it may reap in a moment.
+    # If SIGCHLD has just been sent, the reaper may reap in a moment.
     notified = case.of_parent(lambda parent: bool(parent.pending))
     return (
         reaps & ~case.taken & ~case.left & ~(notified & (case.dead.age_ns < BRIEF_NS))
@@ -136,7 +136,7 @@ def _clone_child(case: _Case) -> Booleans:
 
 
 def _handler_missed(case: _Case) -> Booleans:
-    # If it is pending and not blocked, the handler is about to run.
+    # If SIGCHLD is pending and not blocked, the handler is about to run.
     return case.of_parent(
         lambda parent: parent.disposition == "handler" and parent.pending is False
     )
@@ -164,9 +164,9 @@ _TESTS: dict[Verdict, Callable[[_Case], Booleans]] = {
 
 
 def _waits_for_threads(dead: Dead) -> Booleans:
-    """Return which are leaders of processes with other dead threads only.
+    """Return for each dead task whether it leads a process whose others are dead, too.
 
-    delay_group_leader(): those have to be released first.
+    delay_group_leader(): the other threads have to be released first.
     """
     waits: Booleans = dead.leads & (dead.threads == 0) & (dead.others > 0)
     return waits
@@ -224,7 +224,7 @@ def _is_meant(dead: Dead, groups: npt.NDArray[np.uint64], wait: WaitOpts) -> Boo
     return meant
 
 
-# --- What the threads of zombies' parents are doing.
+# --- The activities of the threads of zombies' parents.
 
 
 MAX_THREADS = 8
@@ -249,7 +249,7 @@ def read_doing(
     clocks: Clocks,
     losses: LossLog,
 ) -> tuple[tuple[ParentThread, ...], ...]:
-    """Return what the threads of each parent are doing, in the order of ``facts``.
+    """Return the activities of each parent's threads, in the order of ``facts``.
 
     Of many threads choose the most relevant: those in wait(), those in uninterruptible
     sleep, those that created the zombies, and the leader.
@@ -328,7 +328,7 @@ def _waiting(wait: WaitOpts) -> Waiting:
 def _doing(
     now: TaskState, index: int, frozen: bool, wait: WaitOpts | None, part: TaskTable
 ) -> str:
-    """Return what one thread is doing, without its age."""
+    """Return the activity of one thread in words, without its age."""
     task_class = TaskClass(int(now.classes[index]))
     if frozen:
         return "frozen"
@@ -507,7 +507,7 @@ def _who(threads: Sequence[ParentThread]) -> str:
 
 
 def _all(parent: ParentFacts, what: str, by: bool = False) -> str:
-    """Return a text on all threads of a parent: what they are, or do if *by*."""
+    """Return a text on all threads: *what* is their state, or their act if *by*."""
     count = len(parent.living)
     if count == 1:
         return what if by else f"it is {what}"
@@ -607,7 +607,7 @@ def _go_on(parent: ParentFacts, name: str) -> str:
 
 
 def _end(parent: ParentFacts, heir: Heir | None) -> str:
-    """Return what happens to the dead if their parent ends."""
+    """Return a text on who inherits the zombies if their parent ends."""
     if parent.pid == 1:
         return "1 cannot end while the system runs"
     inherits = parent.reaper != "init" if heir is None else heir.heir is not None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Collect reports of zombies, and why they are not reaped, of one kernel."""
+"""Collect the reports of one kernel on zombies, and why they are not reaped."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -81,7 +81,7 @@ _MAX_BLOCKED = 16
 """Maximum number of groups whose root cause is searched for."""
 
 _MAX_STUCK = 8
-"""Maximum number of stuck threads of a group that are looked up for that."""
+"""Maximum number of a group's stuck threads whose root cause is searched for."""
 
 
 def collect_zombies(
@@ -101,7 +101,7 @@ def collect_zombies(
     Nothing is written, and nothing but *prog* is read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: Description of the target; found out if not given.
+    :param target: Description of the target; read from *prog* if not given.
     :param progress: Called with the steps done and the number of steps.
     :raises NoSuchPidError: if a requested PID does not exist
     :raises MissingError: if the types of tasks are missing
@@ -219,7 +219,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return tasks
 
     def _require_parents(self, tasks: TaskTable) -> None:
-        """Make sure that the requested parents exist when the run begins.
+        """Check once, at the first report, that the requested parents exist.
 
         :raises NoSuchPidError: if one does not
         """
@@ -310,9 +310,9 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return np.flatnonzero(wanted)
 
     def _stays(self, found: Found) -> Booleans:
-        """Return which tasks are still dead after their parents were read.
+        """Return for each dead task whether it was dead after its parent was read.
 
-        The memory of others may have been reused meanwhile.
+        The memory of reaped tasks may have been reused meanwhile.
         """
         rows = found.dead.row
         addresses = found.tasks["address"][rows].astype(np.uint64)
@@ -370,7 +370,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     ) -> tuple[ZombieGroup, ...]:
         """Add the root causes of blocked parents, and of threads that outlive leaders.
 
-        Those of the first groups: each takes as long as a report of locks.
+        Only the first groups get one: each takes as long as a report of locks.
         """
         left = _MAX_BLOCKED
         found = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The rules of verdicts, by topic; of equal severity the first come first.
+"""The rules of verdicts, by topic; their order is that of equally severe verdicts.
 
 waits: tasks that wait; memory; cpus; crash: crashes, the log and the dump;
-observations: what is odd and need not be wrong.
+observations: oddities that need not be faults.
 A new rule is a :class:`VerdictRule` in one of them and a name in :data:`RULES`, or in
 :data:`LOG_RULES`.
 """
@@ -15,7 +15,7 @@ from msatools.report.rules import cpus, crash, memory, observations, waits
 
 RULES: tuple[VerdictRule[Any], ...] = (
     crash.PANIC,
-    # What follows may be its consequence.
+    # The verdicts of later rules may be consequences of an oops.
     crash.OOPS,
     *cpus.CPU_STALLED,
     *cpus.CPU_STARVED,
@@ -55,4 +55,4 @@ LOG_RULES: tuple[VerdictRule[Any], ...] = (
     waits.LOGGED_HUNG,
     crash.DEVICE_ERRORS,
 )
-"""Those of a log without its kernel: of a dump there are better witnesses."""
+"""Rules for a log without its kernel. For the last ones, a dump has better evidence."""

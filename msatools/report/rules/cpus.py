@@ -2,8 +2,8 @@
 
 """Rules on CPUs: stalls, starvation, throttling, interrupts, RCU and workqueues.
 
-The threshold of a rule is a constant beside it; what several rules share is in
-:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+Each threshold is a constant beside its rule. Several rules share code in
+:mod:`msatools.report.rule`; the findings of msa-cpus are made in
 :mod:`msatools.cpus.diagnostics`.
 """
 
@@ -42,7 +42,7 @@ from msatools.report.rule import (
 )
 from msatools.reports.units import duration, ranges
 
-# --- Rules that tell findings of msa-cpus.
+# --- Rules that report findings of msa-cpus.
 
 
 def present_finding(
@@ -54,7 +54,7 @@ def present_finding(
 ) -> VerdictRule[Diagnostic]:
     """Return the rule that reports one kind of findings.
 
-    :param finding: Its code in msa-cpus.
+    :param finding: Code of the findings in msa-cpus.
     :param code: The code of the verdict.
     :param see: Arguments of msa-cpus that show more.
     """
@@ -77,9 +77,9 @@ def _found(parts: ReportParts, finding: str) -> Iterator[Diagnostic]:
 
 # --- Rules on stalls, of which there are two for most codes.
 #
-# One is on what stands still now, by the kernel's structures. The other is on what the
-# kernel's own watchdogs have logged; it is silent where the first one speaks, which
-# says more.
+# One reports what is stalled now, by the kernel's structures; the other, what the
+# kernel's own watchdogs have logged. The second yields nothing where the first finds a
+# stall, as the first says more.
 
 
 _MOST_LINES = 6
@@ -88,7 +88,7 @@ _MOST_LINES = 6
 _ROOTS = 3
 
 _RECENT_NS = 60_000_000_000
-"""A stall that goes on is reported again within so long."""
+"""The kernel reports an ongoing stall again within this time."""
 
 # --- CPUs, grace periods and workqueues without progress now.
 
@@ -97,11 +97,11 @@ class _PresentStall(Struct, frozen=True):
     stall: Stall
     parts: ReportParts
     behind: list[Stall]
-    """What stands still because of the same CPU."""
+    """Other stalls that the same CPU causes."""
 
 
 def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
-    """Return the rule on what has stood still for the kernel's own limit."""
+    """Return the rule on present stalls that exceed the kernel's own limit."""
     return VerdictRule(
         code=code,
         needs=("cpus",),
@@ -115,7 +115,7 @@ def present_stalls(code: StallCode) -> VerdictRule[_PresentStall]:
 
 
 def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
-    """Yield what stands still, the worst first."""
+    """Yield the stalls of a code that exceed the kernel's limit, the worst first."""
     found = parts.cpus.stalls if parts.cpus is not None else None
     if found is not None:
         yield from (
@@ -124,9 +124,9 @@ def _stalls_of(parts: ReportParts, code: str) -> Iterator[Stall]:
 
 
 def _joined_stalls(parts: ReportParts, code: str) -> Iterator[_PresentStall]:
-    """Yield what stands still, the worst first, and all that one CPU holds up as one.
+    """Yield the stalls, the worst first; those that one CPU causes are joined.
 
-    The stall of that CPU itself comes first of those, if it is one.
+    Of joined ones the stall of that CPU itself comes first, if there is one.
     """
     found = [*_stalls_of(parts, code)]
     while found:
@@ -159,7 +159,7 @@ def behind_starved(
     is_starved: Callable[[RunnableTask], bool],
     cpus: Collection[int],
 ) -> Iterator[str]:
-    """Yield who waits for tasks that get no CPU: hung-tasks does not list them."""
+    """Yield a line on the waiters of each starved task: hung-tasks lacks them."""
     for root in starved_roots(parts, is_starved, cpus)[:_ROOTS]:
         waiting = root.blocked_d + root.blocked_s
         who = pid_text(root.pid, root.comm)
@@ -167,7 +167,7 @@ def behind_starved(
 
 
 def pools_of(parts: ReportParts) -> Iterator[Root]:
-    """Yield the pools of workers whose pending work nobody begins."""
+    """Yield the roots that are worker pools, whose pending work no worker starts."""
     if parts.locks is not None:
         yield from (root for root in parts.locks.roots if root.pool is not None)
 
@@ -180,16 +180,16 @@ class LoggedStalls(Struct, frozen=True):
 
     events: list[Event]
     is_fatal: bool
-    """Whether the kernel crashed because of it."""
+    """Whether the kernel crashed because of such a stall."""
 
     is_over: bool
-    """Whether it is known that nothing stands still any more."""
+    """Whether the stalls have certainly ended."""
 
     parts: ReportParts
 
     @property
     def goes_on(self) -> bool:
-        """Whether it goes on, as far as is known."""
+        """Whether a stall may go on: it has no known end, and was logged recently."""
         now = self.parts.taken_at_ns
         return not self.is_over and (
             now is None or now - self.events[-1].time_ns < _RECENT_NS
@@ -228,7 +228,7 @@ def _is_present(parts: ReportParts, code: str) -> bool:
 
 
 def _is_over(parts: ReportParts, code: str) -> bool:
-    """Return whether what would stand still now was looked at."""
+    """Return whether present stalls were read, so that finding none shows the end."""
     if code == "workqueue-stalled":
         return parts.locks is not None
     return parts.cpus is not None and parts.cpus.stalls is not None
@@ -261,12 +261,12 @@ def _stalls_evidence(subject: LoggedStalls) -> Iterator[str]:
 
 # --- A CPU takes no interrupts, or does not switch to tasks that wait for it.
 #
-# Below the limits of a stall this is for information: a page without it would be a
-# false all-clear, as msa-cpus itself reports it.
+# Below the limits of a stall the severity is info: without a verdict the report would
+# read as an all-clear, although msa-cpus has a finding.
 
 
 _A_WHILE_NS = 2_000_000_000
-"""Many turns of other tasks."""
+"""Shortest time to report: many turns of other tasks."""
 
 
 class _HeldCpus(Struct, frozen=True):
@@ -274,7 +274,7 @@ class _HeldCpus(Struct, frozen=True):
 
     found: list[Diagnostic]
     held_ns: dict[int, int]
-    """For how long each of them has, by its number."""
+    """For how long each CPU has stood still, by its number."""
 
     are_below: bool
     """Whether each is known to be below the limit of its kind."""
@@ -282,7 +282,7 @@ class _HeldCpus(Struct, frozen=True):
 
 def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
     assert parts.cpus is not None
-    # Who waits there for a turn is a verdict of its own. So is a stall, also one of
+    # cpu-starved reports tasks that get no turn. Stalls have verdicts, too, also one of
     # several CPUs, such as those that stopped and wait for another one (stop_machine).
     named = {cpu for each in _found(parts, "no-turn") for cpu in each.cpus}
     stalls = parts.cpus.stalls
@@ -311,8 +311,8 @@ def _when_held(parts: ReportParts) -> Iterator[_HeldCpus]:
 
 
 def _held_for(found: Diagnostic, queue: RunQueue) -> int:
-    """Return for how long a CPU has stood still, in the way that msa-cpus has found; 0
-    if that is something else, or not known."""
+    """Return for how long a CPU has stood still by a finding of msa-cpus, in ns; 0 if
+    the finding is of another kind, or the time is unknown."""
     if found.code == "not-ticked":
         return queue.ticked_ns or 0
     if found.code == "not-switched":
@@ -377,8 +377,8 @@ CPU_STARVED = (
 
 
 _MANY = 3
-"""Minimum number of throttled tasks that is told though nobody waits for them: a group
-with a quota has some now and then."""
+"""Minimum number of throttled tasks to report if nobody waits for them: a group with a
+quota has some now and then."""
 
 _NAMED = 3
 
@@ -389,7 +389,7 @@ class _Throttled(Struct, frozen=True):
     why: str
     tasks: list[RunnableTask]
     roots: list[Root]
-    """What of that others wait for."""
+    """Roots of waits among the throttled tasks: those that others wait for."""
 
 
 def _cpu_throttled_when(parts: ReportParts) -> Iterator[_Throttled]:
@@ -441,16 +441,16 @@ CPU_THROTTLED = VerdictRule(
 
 
 _BACKLOG = "callback: "
-"""How the evidence of findings on RCU callbacks begins."""
+"""Start of the evidence in findings on RCU callbacks."""
 
 
 class _Backlog(Struct, frozen=True):
     found: Diagnostic
     thread: RunnableTask | None
-    """The thread that is to call them, if that waits for a CPU."""
+    """The thread that is to invoke the callbacks, if it waits for a CPU."""
 
     queue: RunQueue | None
-    """The CPU that it waits for."""
+    """The run queue that the thread is on."""
 
 
 def _storms(parts: ReportParts) -> Iterator[Diagnostic]:
@@ -474,11 +474,11 @@ def _backlogs(parts: ReportParts) -> Iterator[_Backlog]:
 def _thread(
     parts: ReportParts, cpu: int
 ) -> tuple[RunnableTask | None, RunQueue | None]:
-    """Return the thread that calls a CPU's callbacks, and the CPU that it waits for.
+    """Return the thread that invokes a CPU's RCU callbacks, and its run queue.
 
-    ``rcuop/N`` has those of an offloaded CPU (kernel/rcu/tree_nocb.h), ``rcuc/N`` those
-    of a kernel that was booted with threads for them. Where there is neither it may be
-    ``ksoftirqd/N``. A user's task may have such a name, too.
+    ``rcuop/N`` invokes those of an offloaded CPU (kernel/rcu/tree_nocb.h), ``rcuc/N``
+    those of a kernel booted with rcutree.use_softirq=0; without either it may be
+    ``ksoftirqd/N``. Only kernel threads count: a user's task may have such a name.
     """
     assert parts.cpus is not None
     if parts.prstat is None:
@@ -538,15 +538,15 @@ CPU_STORM: tuple[VerdictRule[Any], ...] = (
 
 # --- An interrupt is disabled that has come before.
 #
-# Who waits for it waits until it is enabled. Some drivers disable theirs for a moment,
-# so that this alone is for information; if tasks have long waited for a disk of that
-# controller it may be the cause, as each CPU has its queue.
+# Tasks that need it wait until it is enabled. Some drivers disable theirs for a moment,
+# so that this alone has severity info; if tasks have long waited for a disk of the same
+# controller, it may be the cause, as each CPU has a queue of its own.
 
 
 _QUEUE = re.compile(r"irq \d+ (nvme\d+)q[1-9]\d* ")
-"""How findings name an interrupt of a queue of an NVMe controller, whose disks are
-nvme0n1 and so on (drivers/nvme/host/pci.c); q0 is for administration, not for I/O.
-Others do not have their disks' names."""
+"""Start of findings on the interrupt of an NVMe I/O queue; the controller's disks are
+nvme0n1 and so on (drivers/nvme/host/pci.c), and q0 is its admin queue. The interrupts
+of other controllers do not name disks."""
 
 
 class _Disabled(Struct, frozen=True):
@@ -575,7 +575,7 @@ def _irq_disabled_severity(subject: _Disabled) -> Severity:
 
 def _irq_disabled_evidence(subject: _Disabled) -> Iterator[str]:
     for root in subject.roots:
-        # A request of another queue has another interrupt.
+        # Not certain: requests in other queues have other interrupts.
         yield f"perhaps the cause of the wait for {root.reason}"
     yield from subject.found.evidence
 
@@ -596,10 +596,10 @@ IRQ_DISABLED = VerdictRule(
 
 
 _BUSY = 0.1
-"""Share of a CPU's time in interrupts and softirqs, from which on it is much."""
+"""Minimum share of a CPU's time in interrupts and softirqs."""
 
 _TIMES_OTHERS = 3
-"""Ratio to the share of the other CPUs: the timer interrupts all of them."""
+"""Minimum ratio to the share of the other CPUs: timers interrupt all CPUs."""
 
 
 class _LoadedCpu(Struct, frozen=True):
@@ -608,7 +608,7 @@ class _LoadedCpu(Struct, frozen=True):
     """Share of its time in interrupts and softirqs."""
 
     others: float
-    """The same, of the other CPUs that are online."""
+    """Share of the other online CPUs' time in interrupts and softirqs."""
 
 
 def _irq_imbalance_when(parts: ReportParts) -> Iterator[_LoadedCpu]:
@@ -629,7 +629,7 @@ def _share(cpus: Sequence[Cpu]) -> float:
 
 
 def _times(cpu: Cpu) -> Iterator[int]:
-    """Yield the times that make up all time of a CPU."""
+    """Yield the times of a CPU, in ns, that add up to all its time."""
     times = (cpu.usr_ns, cpu.sys_ns, cpu.irq_ns, cpu.wt_ns, cpu.st_ns)
     for each in (*times, cpu.gst_ns, cpu.idl_ns):
         yield each or 0
@@ -726,7 +726,7 @@ def _priority_inversion_when(parts: ReportParts) -> Iterator[_NamedInversion]:
     assert parts.locks is not None
     names = _names(parts.locks)
     for inversion in parts.locks.inversions:
-        # Who has a turn now and then gets on, if slowly: its lock is a root of locks.
+        # An owner that runs now and then makes progress; msa-locks lists it as a root.
         if (inversion.owner_ready_ns or 0) >= LONG_WAIT_NS:
             yield _NamedInversion(inversion, names)
 

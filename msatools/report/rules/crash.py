@@ -2,8 +2,8 @@
 
 """Rules on crashes, the log and the dump.
 
-The threshold of a rule is a constant beside it; what several rules share is in
-:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+Each threshold is a constant beside its rule. Several rules share code in
+:mod:`msatools.report.rule`; the findings of msa-cpus are made in
 :mod:`msatools.cpus.diagnostics`.
 """
 
@@ -85,7 +85,7 @@ def _faulting(crash: CrashDetails) -> Sequence[str]:
 def _see(crash: CrashDetails) -> tuple[str, ...]:
     if crash.cause == "hung-task" and crash.pid:
         return ("locks", "-p", str(crash.pid), "--stacks")
-    # Tasks of other crashes run.
+    # In other crashes the task at fault was running.
     return ("cpus", "-v")
 
 
@@ -103,22 +103,22 @@ PANIC = VerdictRule(
 
 # --- The kernel had faults that it survived.
 #
-# The task that was killed by one leaves its locks locked: who waits for them waits for
-# ever, and that is a consequence of the fault.
+# A task that a fault killed leaves its locks locked: their waiters wait for ever, as a
+# consequence of the fault.
 
 
 class _Oopses(Struct, frozen=True):
     events: list[Event]
     parts: ReportParts
     left: list[LockRow]
-    """Locks that are still locked, and may be so because of a fault: they name a task
-    that it killed; or one that does not have them and began later, so that it may have
-    the ``task_struct`` of one that was killed."""
+    """Locks that a fault may have left locked: their owner field refers to a task that
+    it killed, or to a later task that does not own them and may have reused the killed
+    task's ``task_struct``."""
 
 
 def _oops_when(parts: ReportParts) -> Iterator[_Oopses]:
     crash = parts.crash
-    # Those that follow a panic are faults of panic() itself.
+    # Events after a panic are faults in panic() itself.
     before = list(takewhile(lambda event: not event.is_panic, parts.events))
     survived = [
         event
@@ -130,7 +130,7 @@ def _oops_when(parts: ReportParts) -> Iterator[_Oopses]:
 
 
 def _is_told(event: Event, crash: CrashDetails | None) -> bool:
-    """Return whether an event is what the crash is told as."""
+    """Return whether an event is the one that the crash is reported as."""
     told = None if crash is None else (crash.message, crash.cause)
     return (event.message, event.cause) == told
 
@@ -148,7 +148,7 @@ def _left(parts: ReportParts, events: list[Event]) -> list[LockRow]:
 
 
 def _began_ns(parts: ReportParts) -> dict[int, int]:
-    """Map each process to when it began, by CLOCK_MONOTONIC."""
+    """Map the PID of each process to its start time, in ns of CLOCK_MONOTONIC."""
     if parts.prstat is None or parts.taken_at_ns is None:
         return {}
     now_ns = parts.taken_at_ns
@@ -225,7 +225,7 @@ _OF_TAINT: dict[str, tuple[str, frozenset[Cause]]] = {
     "M": ("a machine check was reported", frozenset({"machine-check"})),
     "L": ("a CPU was locked up", frozenset({"soft-lockup", "hard-lockup"})),
 }
-"""What a taint says (kernel/panic.c, taint_flags), and which events are that."""
+"""Meaning of each taint (kernel/panic.c, taint_flags), and causes of its events."""
 
 
 class _Warnings(Struct, frozen=True):
@@ -233,7 +233,7 @@ class _Warnings(Struct, frozen=True):
     """Warnings of the log."""
 
     lost: list[str]
-    """What happened by the kernel's taints, and is in no line of the log."""
+    """Events that the kernel's taints record and the log lacks, in words."""
 
     parts: ReportParts
 
@@ -304,7 +304,7 @@ KERNEL_WARNINGS = VerdictRule(
 
 # --- Errors of hardware, disks and file systems, in a log without its kernel.
 #
-# Of a dump and of a running kernel there are better witnesses: I/O that does not end,
+# For a dump or a running kernel there is better evidence: I/O that does not end,
 # poisoned pages, tasks in state D.
 
 
@@ -360,7 +360,7 @@ class DeviceErrors(Struct, frozen=True):
 
     @property
     def line(self) -> int:
-        """Number of the first of them in the text."""
+        """Line number of the first error in the text."""
         return self.lines[0].line
 
 
@@ -369,7 +369,7 @@ def device_errors(parts: ReportParts) -> Iterator[DeviceErrors]:
     if parts.target.kind != "log":
         return
     found: dict[str, list[LogRecord]] = {kind: [] for kind, _ in _DEVICE_ERRORS}
-    # Few targets are logs: compiled when they are imported, all would wait for them.
+    # Compiled here, not on import: few targets are logs.
     compiled = [(kind, re.compile(words)) for kind, words in _DEVICE_ERRORS]
     for record in parts.log:
         if record.is_kernel:
@@ -424,7 +424,7 @@ class _Damage(Struct, frozen=True):
 
     @property
     def is_filtered_too_much(self) -> bool:
-        """Whether the dump is whole, and pages that hold lists were filtered out."""
+        """Whether the file is whole, but more than zero pages were filtered out."""
         target = self.parts.target
         is_whole = not target.truncated and not target.bad_descriptors
         return is_whole and (target.dump_level or 0) > _ZERO_PAGES
@@ -433,7 +433,7 @@ class _Damage(Struct, frozen=True):
 def _dump_damaged_when(parts: ReportParts) -> Iterator[_Damage]:
     target = parts.target
     if target.live or target.kind == "log":
-        # Of a log that is too long a note says what was not read.
+        # If a log is too long, a note says how much of it was not read.
         return
     counted = {loss.value: parts.coverage.get(loss.value, 0) for loss in _LISTS}
     losses = {key: count for key, count in counted.items() if count}

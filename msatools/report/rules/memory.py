@@ -2,8 +2,8 @@
 
 """Rules on memory: lack of it, leaks, control groups, page tables and damaged pages.
 
-The threshold of a rule is a constant beside it; what several rules share is in
-:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+Each threshold is a constant beside its rule. Several rules share code in
+:mod:`msatools.report.rule`; the findings of msa-cpus are made in
 :mod:`msatools.cpus.diagnostics`.
 """
 
@@ -46,10 +46,10 @@ from msatools.tasks.identity import AddressSpace
 _HOLDERS = 3
 _KINDS = 4
 _LITTLE = 0.02
-"""Share of memory below which a kind of it is not told."""
+"""Share of memory below which a kind of memory is not listed."""
 
 _DYING_NS = 3_000_000_000
-"""A process that was killed, and is not stuck, frees its memory within so long."""
+"""Time within which a killed process frees its memory, unless it is stuck."""
 
 
 class _MemoryShortage(Struct, frozen=True):
@@ -85,7 +85,7 @@ def _alive(parts: ReportParts, killed: list[Victim]) -> list[Victim]:
     return [
         each
         for each in killed
-        # Not a later process with its number and name.
+        # Started before the kill: not a later process with the same PID and name.
         if since.get((each.pid, each.comm), now) < each.time_ns
         and now - each.time_ns >= _DYING_NS
     ]
@@ -152,7 +152,7 @@ def _out_of_memory_evidence(subject: _MemoryShortage) -> Iterator[str]:
         yield f"killed {pid_text(each.pid, each.comm)}{amount}"
     for each in subject.alive[:_HOLDERS]:
         yield f"{pid_text(each.pid, each.comm)} waits: {waits_text(parts, each.pid)}"
-    # Where memory cannot be reclaimed the verdict on that has them.
+    # The verdict memory-unreclaimable lists the kinds itself.
     if (
         subject.is_fatal
         and last.constraint != "cgroup"
@@ -163,7 +163,7 @@ def _out_of_memory_evidence(subject: _MemoryShortage) -> Iterator[str]:
 
 def _see(subject: _MemoryShortage) -> tuple[str, ...]:
     if subject.alive:
-        # Until it dies nobody gets its memory.
+        # A victim's memory is not free before it has died.
         pids = ",".join(str(each.pid) for each in subject.alive[:_HOLDERS])
         return ("locks", "--chains", "-p", pids)
     by_cgroup = subject.last.constraint == "cgroup"
@@ -256,10 +256,10 @@ MEMORY_LOW = VerdictRule(
 
 
 _MOST = 0.6
-"""Share of memory, of all kinds, where memory is low."""
+"""Minimum share of unreclaimable memory, of all kinds, if memory is low."""
 
 _KERNEL = 0.4
-"""Share of memory that the kernel itself has, which is much at any time."""
+"""Minimum share of the kernel's own unreclaimable memory, at any time."""
 
 
 class _PinnedMemory(Struct, frozen=True):
@@ -311,7 +311,7 @@ MEMORY_UNRECLAIMABLE = VerdictRule(
 
 
 _BALLOON_MUCH = 0.10
-"""Share of all pages that is in the balloon."""
+"""Minimum share of all pages that are in the balloon."""
 
 
 class _Balloon(Struct, frozen=True):
@@ -328,7 +328,7 @@ def _balloon_when(parts: ReportParts) -> Iterator[_Balloon]:
     assert parts.memstat is not None
     pages = {each.name: each.pages for each in parts.memstat.classes}["offline"]
     is_low = any(MEMORY_LOW.when(parts))
-    # A user can have the kernel kill at any time (order -1).
+    # Order -1: a user started the OOM killer, which may be while memory is free.
     ooms = [x for x in parts.ooms if x.constraint != "cgroup" and (x.order or 0) >= 0]
     if pages >= _BALLOON_MUCH * parts.memstat.pages > 0 and (is_low or ooms):
         last_ns = None if is_low else ooms[-1].time_ns
@@ -369,7 +369,7 @@ BALLOON = VerdictRule(
 
 
 _MEMORY_LEAK_MUCH = 0.05
-"""Share of managed memory that one cache has."""
+"""Minimum share of managed memory in one cache."""
 
 _MEMORY_LEAK_SHOWN = 3
 
@@ -425,11 +425,11 @@ MEMORY_LEAK = VerdictRule(
 
 
 _FREE = 0.10
-"""Share of swap that is free, below which it is full in a moment."""
+"""Share of free swap below which swap counts as full."""
 
 
 _ENOUGH = 0.20
-"""Share of memory that can be had without swapping."""
+"""Share of memory, available without swapping, that makes full swap harmless."""
 
 
 class _FullSwap(Struct, frozen=True):
@@ -461,7 +461,7 @@ def _swap_full_evidence(subject: _FullSwap) -> Iterator[str]:
 
 
 def _swap_full_severity(subject: _FullSwap) -> Severity:
-    """Swap may be full of what nobody needs, as long as memory can be had."""
+    """Return info if enough memory is available: unused pages may fill swap."""
     memory = subject.memory
     managed = sum(zone.managed for zone in memory.zones)
     available = memory.available_pages
@@ -481,7 +481,7 @@ SWAP_FULL = VerdictRule(
 )
 
 
-# --- Pages were taken out of use after errors of the hardware, and who lost them.
+# --- Pages were taken out of use after hardware errors; and the tasks that lost them.
 
 
 _MEMORY_POISONED_SHOWN = 4
@@ -545,7 +545,7 @@ MEMORY_POISONED = VerdictRule(
 
 
 _CACHE = 0.1
-"""A group with a greater share of file pages is at its limit as it should be."""
+"""Share of reclaimable pages from which on it is normal to be at the limit."""
 
 
 class _FullGroup(Struct, frozen=True):
@@ -598,11 +598,11 @@ CGROUP_AT_LIMIT = VerdictRule(
 
 
 _MANY = 100
-"""Each holds some 10 KiB and more per CPU, and each reading of a memory.stat above it
-and each round of reclaim visits all."""
+"""Minimum number of removed groups. Each holds 10 KiB or more per CPU; reclaim visits
+all of them, and so does reading memory.stat of an ancestor."""
 
 _DYING_CGROUPS_MUCH = 0.05
-"""Share of managed memory."""
+"""Minimum share of managed memory that is charged to removed groups."""
 
 
 class _RemovedGroups(Struct, frozen=True):
@@ -650,8 +650,8 @@ DYING_CGROUPS = VerdictRule(
 
 
 _PAGE_TABLES_MUCH = 0.05
-"""Share of managed memory. Page tables are 0.2 % of what they map without huge pages:
-many processes that map the same have more, or who touches a page here and there."""
+"""Minimum share of managed memory. Page tables are 0.2 % of what they map without huge
+pages; more if many processes map the same memory, or use few pages of a range."""
 
 _PAGE_TABLES_SHOWN = 3
 

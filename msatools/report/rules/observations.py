@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is out of the ordinary and need not be wrong: none of it is a false all-clear.
+"""Rules on oddities that need not be faults.
 
-A page that found nothing would send its reader away, although what the commands
-summarize on it is odd.
+Without them, a report whose summaries are odd would read as an all-clear if it has no
+other verdict.
 
-The threshold of a rule is a constant beside it; what several rules share is in
-:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+Each threshold is a constant beside its rule. Several rules share code in
+:mod:`msatools.report.rule`; the findings of msa-cpus are made in
 :mod:`msatools.cpus.diagnostics`.
 """
 
@@ -37,19 +37,19 @@ from msatools.report.rules.waits import roots_of
 from msatools.reports.units import duration, size
 
 _MUCH_KERNEL = 0.15
-"""Share of managed memory that the kernel itself has and reclaim cannot free."""
+"""Minimum share of managed memory that is the kernel's own and unreclaimable."""
 
 _MUCH_UNATTRIBUTED = 0.02
-"""Share of managed memory that no owner explains: it is below 0.01 on kernels without
-a leak."""
+"""Minimum share of managed memory that no owner explains: it is below 0.01 on kernels
+without a leak."""
 
 _UNATTRIBUTED_PAGES = 4096
-"""Fewer are a driver's in any small machine."""
+"""Minimum number of such pages: drivers have up to so many on any small machine."""
 
 _SHOWN = 3
 
 _A_WHILE_NS = 2_000_000_000
-"""Most I/O takes milliseconds."""
+"""Shortest time in state D to report: most I/O takes milliseconds."""
 
 
 # --- Hung tasks, and the roots that they wait for.
@@ -69,10 +69,10 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
     waits = {
         wait.pid
         for wait in locks.waits
-        # Those in state D are hung tasks.
+        # The verdict hung-tasks has those in state D.
         if is_long(wait) and wait.state != "D" and wait.pid not in named
     }
-    # What hung tasks wait for is named with them.
+    # hung-tasks names the roots that its tasks wait for.
     hung = {wait.pid for wait in locks.waits if _is_hung(wait, named)}
     roots = [
         root
@@ -86,7 +86,7 @@ def _held_up(parts: ReportParts) -> Iterator[_HeldUp]:
 
 
 def _is_hung(wait: Wait, named: Container[int]) -> bool:
-    """Return whether hung-tasks has a wait.
+    """Return whether the verdict hung-tasks counts a wait.
 
     :param named: The tasks whose waits other verdicts explain.
     """
@@ -134,7 +134,7 @@ def _uninterruptible(parts: ReportParts) -> Iterator[_Uninterruptible]:
     assert parts.locks is not None
     named = explained(parts)
     for root in parts.locks.roots:
-        # What hung tasks wait for is named with them.
+        # hung-tasks names the roots that its tasks wait for.
         if any(_is_hung(wait, named) for wait in _behind(parts.locks, root)):
             named |= {*root.behind}
     waits = [
@@ -185,7 +185,7 @@ def _kernel_memory(parts: ReportParts) -> Iterator[_KernelMemory]:
     managed = sum(zone.managed for zone in parts.memory.zones)
     kinds = [kind for kind in unreclaimable(parts) if kind.is_kernel]
     pages = sum(kind.pages for kind in kinds)
-    # What cannot be reclaimed where memory is low is a verdict of its own.
+    # The verdict memory-unreclaimable reports worse cases.
     if managed and pages >= _MUCH_KERNEL * managed and not any(_worse(parts)):
         yield _KernelMemory(parts, kinds[0], pages, managed)
 
@@ -205,7 +205,7 @@ def _kernel_text(subject: _KernelMemory) -> str:
 
 
 def _kernel_evidence(subject: _KernelMemory) -> Iterator[str]:
-    """Yield the kernel's own parts: what is locked or anonymous is not of it."""
+    """Yield a line on the kernel's own kinds: mlocked and anonymous ones are not."""
     page = subject.parts.target.page_size
     kinds = [kind for kind in unreclaimable(subject.parts) if kind.is_kernel]
     yield "; ".join(f"{size(k.pages * page)} {k.name}" for k in kinds[:SHOWN])

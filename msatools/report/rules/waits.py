@@ -2,8 +2,8 @@
 
 """Rules on tasks that wait: deadlocks, hung tasks, stuck I/O, herds, zombies, limits.
 
-The threshold of a rule is a constant beside it; what several rules share is in
-:mod:`msatools.report.rule`, and what msa-cpus finds itself in
+Each threshold is a constant beside its rule. Several rules share code in
+:mod:`msatools.report.rule`; the findings of msa-cpus are made in
 :mod:`msatools.cpus.diagnostics`.
 """
 
@@ -75,7 +75,7 @@ class DeadlockSubject(Struct, frozen=True):
 def deadlocks(
     confidence: DeadlockConfidence,
 ) -> Callable[[ReportParts], Iterator[DeadlockSubject]]:
-    """Return the condition for a deadlock of that confidence."""
+    """Return the condition of a rule on deadlocks of *confidence*."""
 
     def when(parts: ReportParts) -> Iterator[DeadlockSubject]:
         assert parts.locks is not None
@@ -87,7 +87,7 @@ def deadlocks(
 
 
 def deadlock_text(subject: DeadlockSubject) -> str:
-    """Return the number and the names of the tasks."""
+    """Return the number, IDs and names of the tasks of a deadlock."""
     names = {wait.pid: wait.comm for wait in subject.locks.waits}
     pids = subject.deadlock.pids
     named = tasks_text(((pid, names.get(pid)) for pid in pids), _DEADLOCK_NAMED)
@@ -102,7 +102,7 @@ def _deadlock_evidence(subject: DeadlockSubject) -> Iterator[str]:
     ):
         lock = locks.get(lock_id)
         name = "" if lock is None else lock.name or ""
-        # "threads of 7", "on the stack of 7": some names say what the ID does.
+        # Some names repeat the kind in the ID: "threads of 7", "on the stack of 7".
         kind = lock_id.partition(" ")[0]
         name = f" ({name.removeprefix(f'{kind} ')})" if name else ""
         owners = ", ".join(map(_owner, lock.owners)) if lock else ""
@@ -116,7 +116,7 @@ def _owner(owner: Owner) -> str:
 def _deadlock_see(subject: DeadlockSubject) -> tuple[str, ...]:
     """Return the command that shows deadlocks first, with stacks.
 
-    Tasks that are named by ``-p`` are looked up without all that others own.
+    With ``-p`` only the named tasks are read, without the locks that others own.
     """
     return ("locks", "--stacks")
 
@@ -143,7 +143,7 @@ DEADLOCK = VerdictRule(
 
 
 def _possible_deadlock_severity(subject: DeadlockSubject) -> Severity:
-    """Return how bad it is: the kernel itself reports tasks that hang for so long."""
+    """Return critical if a task has hung so long that the kernel reports it, too."""
     return "critical" if any(map(_is_hung, subject.waits)) else "warning"
 
 
@@ -185,7 +185,7 @@ class _LongWaits(Struct, frozen=True):
     """The longest first; without those of parents in vfork()."""
 
     parents: list[Wait]
-    """Those of parents in vfork()."""
+    """Waits of parents in vfork(), the longest first."""
 
     limit_ns: int
     is_fatal: bool
@@ -259,7 +259,7 @@ def _roots(subject: _LongWaits) -> Iterator[str]:
 
 
 def roots_of(locks: LocksReport, waits: Iterable[Wait]) -> Iterator[str]:
-    """Yield what tasks wait for in the end, and how many of them do."""
+    """Yield a line for each root that tasks wait for in the end, with their number."""
     pids = {wait.pid for wait in waits}
     waiting: Counter[str] = Counter()
     for root in locks.roots:
@@ -343,11 +343,11 @@ HUNG_TASKS = VerdictRule(
 _GROUPS, _IO_STUCK_NAMED = 3, 3
 
 _SUSPENDED = "(suspended)"
-"""In the reason of a disk of the device mapper (:mod:`msatools.locks.externals`)."""
+"""Mark in the reason of a device-mapper disk (:mod:`msatools.locks.externals`)."""
 
 
 class _StuckDevice(Struct):
-    """One device or server."""
+    """A device or server that tasks have long waited for."""
 
     reason: str
     locks: LocksReport
@@ -420,7 +420,7 @@ IO_STUCK = VerdictRule(
 
 
 _REASON = "frozen file system "
-"""How the reasons of such roots begin (:mod:`msatools.locks.wait_snapshot`)."""
+"""Start of the reasons of such roots (:mod:`msatools.locks.wait_snapshot`)."""
 
 _FROZEN_FILESYSTEM_NAMED = 8
 
@@ -438,7 +438,7 @@ def _frozen_filesystem_when(parts: ReportParts) -> Iterator[_FrozenRoot]:
 
 
 def _age_ns(root: Root) -> int:
-    # A root may be the only task that waits for it.
+    # The root may be a task that waits itself, and the only one.
     return max(root.max_age_ns, root.age_ns or 0)
 
 
@@ -494,7 +494,7 @@ class _StoppedRoots(Struct, frozen=True):
 
     @property
     def behind(self) -> set[int]:
-        """IDs of the tasks that wait for them."""
+        """IDs of the tasks that wait for the roots."""
         own = {root.pid for root in self.roots}
         return {pid for root in self.roots for pid in root.behind if pid not in own}
 
@@ -516,7 +516,7 @@ def _stopped_owner_severity(subject: _StoppedRoots) -> Severity:
 
 
 def _stopped_owner_confidence(subject: _StoppedRoots) -> VerdictConfidence:
-    """Return that of the least sure of them."""
+    """Return the lowest confidence of the roots."""
     known = {root.confidence or "likely" for root in subject.roots}
     order: tuple[VerdictConfidence, ...] = ("exact", "likely", "evidence")
     return max(known, key=order.index)
@@ -589,7 +589,7 @@ def _of_files(parts: ReportParts) -> Iterator[Herd]:
 
 
 _LOCKS = ("futex", "lock")
-"""Kinds of herds that the locks' part has."""
+"""Kinds of herds that msa-locks reports."""
 
 
 def _lock_herd_words(herd: Herd) -> str:
@@ -622,10 +622,10 @@ LOCK_HERD = (
 
 
 MANY = 50
-"""Zombies of one parent; some few are common, and harmless."""
+"""Minimum number of zombies of one parent; a few are common and harmless."""
 
 _OLD_NS = 10_000_000_000
-"""A busy parent may reap many at a time, every few seconds."""
+"""Minimum age of the oldest: a busy parent may reap only every few seconds."""
 
 
 def _zombies_when(parts: ReportParts) -> Iterator[ZombieGroup]:
