@@ -13,7 +13,13 @@ from msgspec.structs import replace
 from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
 from msatools.cli.options import UsageError
 from msatools.model import DiffRows
-from msatools.whatis.model import AskedAddress, looks_like_address, parse
+from msatools.whatis.model import (
+    AskedAddress,
+    WhatisOptions,
+    WhatisReport,
+    looks_like_address,
+    parse,
+)
 
 if TYPE_CHECKING:
     from drgn import Program
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
     from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
-    from msatools.whatis.model import WhatisOptions, WhatisReport
 
 
 def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
@@ -43,8 +48,6 @@ _FORMS = "such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, jiffies+
 
 
 def _options(args: argparse.Namespace) -> WhatisOptions:
-    from msatools.whatis.model import WhatisOptions
-
     return WhatisOptions(addresses=_addresses(args), waits=args.waits)
 
 
@@ -63,8 +66,6 @@ def _blocks(report: WhatisReport, args: argparse.Namespace) -> Iterable[Block]:
 
 
 def _model() -> type[WhatisReport]:
-    from msatools.whatis.model import WhatisReport
-
     return WhatisReport
 
 

@@ -124,7 +124,6 @@ _EVENTS: tuple[tuple[str, Cause], ...] = (
     # kernel/watchdog.c, kernel/watchdog_perf.c
     (r"(NMI )?(watchdog: )?BUG: soft lockup", "soft-lockup"),
     (r"(watchdog: )?.*Watchdog detected hard LOCKUP", "hard-lockup"),
-    (r"(watchdog: )?CPU\d+: Watchdog detected hard LOCKUP", "hard-lockup"),
     # kernel/rcu/tree_stall.h
     (r"(rcu: )?INFO: rcu\w* .*stall", "rcu-stall"),
     # kernel/hung_task.c

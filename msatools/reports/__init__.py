@@ -8,7 +8,6 @@
 __all__ = (
     "diff",
     "forms",
-    "presented",
     "schema",
     "units",
 )
