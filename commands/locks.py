@@ -164,9 +164,8 @@ _COMPARED = (
 
 def _checks() -> Sequence[Check]:
     from msatools.selfcheck import commands, tasks
-    from msatools.selfcheck import tasks as reading
 
-    return (*tasks.ALL, *commands.LOCKS_CHECKS, *reading.STACKS)
+    return (*tasks.ALL, *commands.LOCKS_CHECKS, *tasks.STACKS)
 
 
 COMMAND = Command(

@@ -285,7 +285,6 @@ _COMPARED = (
 
 def _checks() -> Sequence[Check]:
     from msatools.selfcheck import memory, tasks
-    from msatools.selfcheck import tasks as reading
 
     return (
         *tasks.ALL,
@@ -293,7 +292,7 @@ def _checks() -> Sequence[Check]:
         *tasks.LIVES,
         *tasks.QUEUED,
         memory.resident,
-        *reading.STACKS,
+        *tasks.STACKS,
     )
 
 

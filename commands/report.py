@@ -141,7 +141,6 @@ _COMPARED = (
 
 def _checks() -> Sequence[Check]:
     from msatools.selfcheck import commands, memory, tasks
-    from msatools.selfcheck import tasks as reading
 
     return (
         *memory.CHECKS,
@@ -151,7 +150,7 @@ def _checks() -> Sequence[Check]:
         *tasks.QUEUED,
         *commands.LOCKS_CHECKS,
         *commands.CPUS_CHECKS,
-        *reading.STACKS,
+        *tasks.STACKS,
     )
 
 
