@@ -5,6 +5,7 @@
 import io
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -112,6 +113,8 @@ def test_line_of_the_text() -> None:
     assert span is not None
     assert (span.lines, span.first_line) == (len(mixed.splitlines()), 8)
     assert span.begins == "0.000000 s"
+    assert span.ends == f"{re.findall(r'^.*?([0-9]+[.][0-9]{6})', mixed, re.M)[-1]} s"
+    assert mixed.splitlines()[span.last_line - 1] == text[-1]
 
 
 def test_what_a_text_may_have_beside() -> None:
