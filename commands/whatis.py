@@ -13,13 +13,6 @@ from msgspec.structs import replace
 from msatools.cli.arguments import Command, Excluded, Operands, Recorded, argument
 from msatools.cli.options import UsageError
 from msatools.model import DiffRows
-from msatools.whatis.model import (
-    AskedAddress,
-    WhatisOptions,
-    WhatisReport,
-    looks_like_address,
-    parse,
-)
 
 if TYPE_CHECKING:
     from drgn import Program
@@ -28,6 +21,9 @@ if TYPE_CHECKING:
     from msatools.program import Target
     from msatools.render.blocks import Block
     from msatools.selfcheck.selfcheck import Check
+    from msatools.whatis.model import AskedAddress, WhatisOptions, WhatisReport
+
+# --help does without the models, which take 0.1 s to import.
 
 
 def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
@@ -35,6 +31,8 @@ def _addresses(args: argparse.Namespace) -> tuple[AskedAddress, ...]:
 
     :raises UsageError: if a word is not an address
     """
+    from msatools.whatis.model import parse
+
     found = []
     for word in args.operands:
         asked = parse(word)
@@ -48,6 +46,8 @@ _FORMS = "such as ffff888003b4e0c0, phys:3b4e0c0, pfn:15182, 4711:7f01, jiffies+
 
 
 def _options(args: argparse.Namespace) -> WhatisOptions:
+    from msatools.whatis.model import WhatisOptions
+
     return WhatisOptions(addresses=_addresses(args), waits=args.waits)
 
 
@@ -66,7 +66,15 @@ def _blocks(report: WhatisReport, args: argparse.Namespace) -> Iterable[Block]:
 
 
 def _model() -> type[WhatisReport]:
+    from msatools.whatis.model import WhatisReport
+
     return WhatisReport
+
+
+def _describes(word: str) -> bool:
+    from msatools.whatis.model import looks_like_address
+
+    return looks_like_address(word)
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
@@ -109,7 +117,7 @@ COMMAND = Command(
             help="look for locks in the objects found, in the waits of all tasks",
         ),
     ),
-    operands=Operands(name="ADDRESS", describes=looks_like_address),
+    operands=Operands(name="ADDRESS", describes=_describes),
     examples=(
         ("ffff888003b4e0c0", "what lies there"),
         ("phys:3b4e0c0 pfn:15182", "physical memory, by address and by page"),
