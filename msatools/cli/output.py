@@ -88,7 +88,7 @@ def device(args: "Namespace", out: TextIO) -> "Device":
 
 
 def print_blocks(blocks: "Iterable[Block]", out: TextIO, args: "Namespace") -> None:
-    """Print one report as text, on a terminal with a pager if it is long."""
+    """Print one report as text; on a terminal, with a pager if it is long."""
     look = device(args, out)
     # Inside drgn there is no pager: its prompt has pipes.
     if is_terminal(out) and not getattr(args, "no_pager", True):

@@ -118,7 +118,7 @@ class RecordedSample(Struct, frozen=True):
     """Seconds since 1970, by the clock of the recording machine."""
 
     report: Any
-    """The report, of the class :attr:`Recorded.model` of the command."""
+    """The report, of the class that :attr:`Recorded.model` of the command returns."""
 
 
 class Recorder:

@@ -117,8 +117,9 @@ class StallLimits(Struct, frozen=True, kw_only=True):
     """Minimum times without progress of stalls: limits of the kernel's detectors."""
 
     no_tick_ns: int
-    """Limit for a CPU without a tick: ``watchdog_thresh``, that of a hard lockup. Also
-    for timers and stop_machine(), for which the kernel has no limit."""
+    """Limit for a CPU whose tick is overdue: ``watchdog_thresh``, the kernel's limit
+    for hard lockups. Also the limit for how long a timer may be overdue and
+    stop_machine() may take, for which the kernel has none."""
 
     no_switch_ns: int
     """Limit for a CPU that does not switch: twice ``watchdog_thresh``, that of a soft
@@ -779,8 +780,9 @@ class Storm(Struct, frozen=True, kw_only=True):
 
     cpu: int
     function: str
-    """The function with its module: ``poll_again [driver]``. For ``call`` also ``a
-    wake-up of 1 init``, and for work in an interrupt ``rcu_iw_handler (irq_work)``."""
+    """The function with its module: ``poll_again [driver]``. A call that wakes a task
+    has no function: ``a wake-up of PID COMM``, such as ``a wake-up of 1 init``. A
+    function of an irq_work has that behind it: ``rcu_iw_handler (irq_work)``."""
 
     per_second: float | None = None
     """Tasklets, interrupts, softirqs or calls a second there, of all functions."""

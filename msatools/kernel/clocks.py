@@ -484,7 +484,7 @@ class _Switch(NamedTuple):
 
 
 class Accounting(Struct, frozen=True):
-    """The switches at one moment."""
+    """Which kinds of time the kernel accounts at one moment."""
 
     schedstats: bool | None
     """Whether sleep statistics are kept (kernel/sched/stats.c); ``None`` if the kernel
@@ -508,7 +508,10 @@ class Accounting(Struct, frozen=True):
 
 
 class AccountingReader:
-    """Reads the switches repeatedly; their addresses are looked up once."""
+    """Reads which kinds of time the kernel accounts, by its sysctls and static keys.
+
+    It can read them repeatedly: their addresses are looked up once.
+    """
 
     def __init__(self, prog: drgn.Program) -> None:
         self._prog = prog

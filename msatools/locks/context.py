@@ -437,7 +437,8 @@ class LockType(Struct, frozen=True, kw_only=True):
 
     requests: Callable[[LockContext, BlockedTask], Sequence[Request]]
     """Return the locks of this type that a task waits for: none, one, or several if any
-    one of them ends the wait. Raises ``MissingError`` if a type is missing."""
+    one of them ends the wait. Raises ``MissingError`` if the types of the kernel lack a
+    structure."""
 
     queue: Callable[[LockContext, Lock], Sequence[QueuedWaiter] | None] = _no_queue
     """Return the waiters of a lock in queue order; ``None`` if it keeps no list, or

@@ -558,7 +558,7 @@ class BlockWaitQueues:
         return {disk.queue: disk for disk in all_disks(self._context).all}
 
     def find(self, address: int) -> Disk | None:
-        """Return the disk that has a wait queue; ``None`` if none has it."""
+        """Return the disk that a wait queue is of; ``None`` if it is of none."""
         layout = self._context.layout
         frozen = layout.offset("request_queue", "mq_freeze_wq")
         disk = self.of_queue.get(address - frozen)

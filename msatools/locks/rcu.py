@@ -256,11 +256,12 @@ def _is_runnable(context: LockContext, task: int) -> bool:
 
 # --- The tasks that hold up the RCU grace period that a task waits for.
 #
-# kernel/rcu/update.c, __wait_rcu_gp(): the task queues a callback that completes a
-# struct rcu_synchronize on its stack, once the readers of that moment have ended.
-# Whichever grace period that is, the current one has to end first. So the task waits
-# for those that hold up the current one (read by msatools.tasks.preemption, as for
-# msa-cpus --stalls); or, if its own has ended, for the thread to invoke the callback.
+# kernel/rcu/update.c, __wait_rcu_gp(): the task queues an RCU callback, and waits until
+# that completes a struct rcu_synchronize on the task's stack. The callback runs after a
+# grace period, the current one or a later one; in both cases the current one has to end
+# first. So the task waits for the tasks that hold up the current grace period (read by
+# msatools.tasks.preemption, as for msa-cpus --stalls). If the callback's grace period
+# has ended, the task waits for the thread that invokes the callbacks of its CPU.
 
 
 HOLDS_UP_NS = 1_000_000_000

@@ -327,11 +327,15 @@ def make_checks(
     losses: LossLog,
 ) -> tuple[Check, ...]:
     """
-    Compare every sum that has a counter.
+    Compare the pages of classes with the kernel's own counters of them.
 
+    :param result: The pages by class, as the scan found them.
+    :param owners: The owners of pages, which explain some differences.
     :param before: The counters before the scan; on a dump, the same object as
         *after*.
-    :param losses: What could not be read.
+    :param layout: Layout of ``struct page``.
+    :param losses: What could not be read so far, which may explain a difference.
+    :return: A check for each counter.
     """
     totals = result.totals()
 

@@ -137,7 +137,10 @@ class TableFormat(Struct, frozen=True):
         return addresses
 
     def maps_memory(self, entry: int, shift: int) -> bool:
-        """Return whether a present entry maps memory, not a table."""
+        """Return whether a present entry maps memory rather than points to a table.
+
+        :param shift: Number of address bits below the entry's level.
+        """
         return (entry ^ self.flip) & self.leaf_bits(shift) != 0
 
     def leaf_bits(self, shift: int) -> int:
@@ -370,9 +373,12 @@ class Arch:
 
     def image_range(self, prog: Program) -> tuple[int, int]:
         """
-        Return start and end of the kernel's image; on x86-64 with modules.
+        Return the virtual start and end of the range with the kernel's image.
 
-        The range contains no other allocations. It is ``(0, 0)`` if unknown.
+        No slab memory and no stack is in it. On x86-64 it has the modules and all else
+        above the image's start.
+
+        :return: The end is exclusive; ``(0, 0)`` if unknown.
         """
         return 0, 0
 

@@ -229,7 +229,7 @@ class Target(Struct, frozen=True):
     """The target kernel, and what it was read from."""
 
     path: str
-    """The dump's path, ``/proc/kcore``, or the address of a QMP socket."""
+    """Path of the dump or log, ``/proc/kcore``, or the address of a QMP socket."""
 
     kind: Kind
     live: bool

@@ -83,11 +83,15 @@ class KernelFacts(NamedTuple):
 def place_kernel(
     physical: PhysicalMemory, kernel: FoundKernel, *, search: bool
 ) -> bool:
-    """Find a placing of memory at which a kernel is where VMCOREINFO says.
+    """Find the physical addresses of the file's memory.
 
-    :param search: Whether to search memory for the kernel, instead of trying the usual
-        placings.
-    :return: Whether a placing was found; *physical* then has it.
+    They are right if the kernel is where its VMCOREINFO says.
+
+    :param physical: Changed to the addresses that were found, else to the last ones
+        that were tried.
+    :param search: Whether to look for the kernel in memory and derive the addresses
+        from where it is, instead of trying the layouts of known hypervisors.
+    :return: Whether the addresses were found.
     """
     for pieces in _searched(physical, kernel) if search else _usual(physical, kernel):
         physical.place(pieces)

@@ -294,7 +294,7 @@ _NOW = "the past is not kept; now: class "
 
 
 class Time(NamedTuple):
-    """Time in a state; a named tuple, because a query makes some twenty."""
+    """Time in a state."""
 
     ns: int | None
     """Sum since the start of each thread; ``None`` if the kernel does not keep it."""

@@ -159,7 +159,8 @@ class CrashDetails(Struct, frozen=True, kw_only=True):
 
     cpu: int | None
     pid: int | None
-    """ID of the task at fault; of a hung task, that which was hung."""
+    """ID of the thread that ran when the kernel crashed; if it crashed because a task
+    was hung, of that task. ``None`` if unknown."""
 
     comm: str | None
     frames: tuple[str, ...]

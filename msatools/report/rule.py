@@ -326,7 +326,11 @@ def stopped_age_ns(root: Root) -> int:
 
 
 def explained(parts: ReportParts) -> set[int]:
-    """Return the IDs of the tasks whose waits a verdict explains by their cause."""
+    """Return the IDs of the tasks that need no verdict of their own.
+
+    They are in a deadlock, or wait behind a task that another verdict is about. Empty
+    without a report on locks.
+    """
     locks = parts.locks
     if locks is None:
         return set()

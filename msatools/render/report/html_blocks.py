@@ -76,7 +76,7 @@ class PageCell(Struct, frozen=True):
     """``right``: a number; ``words``: text that may be wrapped."""
 
     indent: int
-    """Levels of indentation: a class below a group of classes."""
+    """Levels of indentation: 0 for a group of classes of memory, 1 for its classes."""
 
 
 class PageRow(Struct, frozen=True):
