@@ -138,8 +138,9 @@ def read_fair(
         for position, address in enumerate(_in_tree(queue.root, node, entities))
     }
     turns = {
-        # The running entity and those of throttled groups are in no tree.
-        address: _turn(entity, positions.get(address, -1), queues, entities)
+        # The running entity and that of a throttled group are in no tree. The kernel
+        # prefers an entity of the tree to a running one with the same deadline.
+        address: _turn(entity, positions.get(address, len(entities)), queues, entities)
         for address, entity in entities.items()
         if entity.queue in queues
     }

@@ -296,15 +296,20 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
 
     If both follow one hardware counter, they are compared at the last update of
     CLOCK_MONOTONIC, as NTP corrects only that clock, by minutes in a year. On x86 with
-    another clock source, or as a guest whose hypervisor provides the local clock, the
-    kernel's ``__gtod_offset`` is returned (kernel/sched/clock.c): exact while the local
-    clock is unstable, else as of when the kernel last found the clock stable.
+    another clock source, as a guest whose hypervisor provides the local clock, before
+    v5.13 and without CONFIG_PARAVIRT, the kernel's ``__gtod_offset`` is returned
+    (kernel/sched/clock.c): exact while the local clock is unstable, else as of when the
+    kernel last found the clock stable, which is at boot if no watchdog checks it.
     """
     try:
         address = reader.once(monotonic_offset, lambda: _gtod_offset(reader.prog))
         if address is None:
             return _offset_by_counter(reader, losses)
-        difference = _offset_by_tsc(reader, losses)
+        try:
+            difference = _offset_by_tsc(reader, losses)
+        except UNREADABLE as error:
+            losses.lose(Loss.CLOCKS, f"the scale of the TSC cannot be read: {error}")
+            difference = None
         if difference is None:
             # The variable is unsigned, but holds a signed difference.
             (difference,) = _S64.unpack(reader.read(address, _S64.size))
@@ -349,6 +354,8 @@ class _TscClock(NamedTuple):
         mult, shift = (
             unsigned(data, scale + offset, 4) for offset in (self.mult, self.shift)
         )
+        if not mult:
+            raise DamagedDataError("no scale of the TSC", self.address)
         passed = cycle * mult >> (shift & 63)
         ns = unsigned(data, scale + self.offset, 8) + passed + self.start_ns
         return ns & _U64_MAX

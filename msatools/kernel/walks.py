@@ -294,7 +294,7 @@ def changing_list(
     :param first: The node before *node*, if the walk starts within the list.
     :return: Iterator of (address, bytes) of each task.
     """
-    most = _most(reader)
+    most = min(_most(reader), reader.most(size))
     trail = [head] if first is None else [head, first]
     visited = {*trail}
     resumed = again = 0

@@ -531,6 +531,8 @@ def test_entities_with_one_deadline_are_in_the_order_of_the_tree(whole: Seen) ->
     """That is the order in which they were put there, as of tasks and groups alike."""
     cpu = whole.cpu("fair")
     queue = whole.rq(cpu).cfs
+    if is_changing(whole.rq(cpu)):
+        pytest.skip("the CPU was stopped in the scheduler, by chance")
     entities = in_tree(queue)
     for entity in entities:
         put_word(entity.deadline, entities[0].deadline.value_())

@@ -64,8 +64,8 @@ def test_made_report(path: Path) -> None:
 
 def test_bounds_are_passed_on(path: Path) -> None:
     code = "import sys; sys.exit(' '.join(sys.argv[1:]))"
-    found = report_dump(str(path), SHORT, (sys.executable, "-c", code))
-    words = f"{os.getpid()} {1 << 28} 2 report --json -c {path}"
+    found = report_dump(str(path), BOUNDS, (sys.executable, "-c", code))
+    words = f"{os.getpid()} {2 << 30} 300 report --json -c {path}"
     assert (found.state, found.error) == ("failed", words)
 
 

@@ -16,9 +16,13 @@ from tests.support.dumps import open_dump
 from tests.support.overlay import lose, put
 
 NAME = "tasks-6.12"
+RELIABLE = "cpus-6.12"
+"""Its kernel was told that its time stamp counter is reliable."""
+
 UNSTABLE = "memory-6.12"
 """Its time stamp counter is not reliable."""
 
+SECOND = 10**9
 IMPOSSIBLE = [(1 << 60) + 1, 1 << 63, (1 << 64) - 1]
 
 
@@ -97,7 +101,9 @@ def test_offset_by_the_counter(name: str, types: str) -> None:
     passed, monotonic = (int(text.replace(".", "")) for text in (local, found["ktime"]))
     assert clocks.monotonic_offset_ns is not None
     # A microsecond more than the scales of the two clocks can differ by meanwhile.
-    assert clocks.monotonic_offset_ns < passed - monotonic + 1000
+    late = passed - monotonic - clocks.monotonic_offset_ns
+    # The host may leave the CPU out between the two readings.
+    assert -1000 < late < SECOND
     assert clocks.monotonic_ns is not None
     assert clocks.monotonic_ns > monotonic
 
@@ -105,7 +111,7 @@ def test_offset_by_the_counter(name: str, types: str) -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_clock_that_follows_the_counter(lost: bool) -> None:
     """What the kernel has kept is read only if the timekeeper is lost."""
-    prog, losses = open_dump(NAME, "btf"), LossLog()
+    prog, losses = open_dump(RELIABLE, "btf"), LossLog()
     whole = read_clocks(Reader(prog), losses).monotonic_offset_ns
     write(prog, prog["__gtod_offset"].address_, 5)
     if lost:
@@ -121,7 +127,7 @@ def test_clock_that_follows_the_counter(lost: bool) -> None:
 )
 def test_clock_that_does_not_follow_the_counter(name: str) -> None:
     """As of a hypervisor, or of another clock source."""
-    prog = open_dump(NAME, "btf")
+    prog = open_dump(RELIABLE, "btf")
     write(prog, prog["__gtod_offset"].address_, 5)
     address = prog.symbol(name).address
     if name == "clocksource_tsc":

@@ -37,7 +37,6 @@ class Kernel:
             self.begin(node)
 
     def most(self, size: int) -> int:
-        assert size == 16
         return MOST_TASKS
 
     def begin(self, node: int) -> None:
